@@ -1,0 +1,41 @@
+# The project's own words for its lists of files.
+
+# sop_room(status.c log.c): files of the room whose CMakeLists.txt this is.
+function(sop_room)
+  foreach(f ${ARGN})
+    target_sources(sop PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/${f})
+  endforeach()
+endfunction()
+
+# sop_op(rmsnorm C rmsnorm.c rmsnorm_ref.c AVX2 rmsnorm_avx2.c): one operator's files. The word
+# before a file says which flags it gets.
+set(SOP_FLAGS_AVX2 -mavx2 -mfma -mf16c)
+set(SOP_FLAGS_AVX512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c)
+set(SOP_FLAGS_VNNI -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -mf16c)
+function(sop_op name)
+  cmake_parse_arguments(PARSE_ARGV 1 A "" "" "C;AVX2;AVX512;VNNI")
+  foreach(set C AVX2 AVX512 VNNI)
+    list(TRANSFORM A_${set} PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/${name}/")
+  endforeach()
+  target_sources(sop PRIVATE ${A_C})
+  foreach(isa AVX2 AVX512 VNNI)
+    target_sources(sop PRIVATE ${A_${isa}})
+    set_property(SOURCE ${A_${isa}} TARGET_DIRECTORY sop
+                 APPEND PROPERTY COMPILE_OPTIONS ${SOP_FLAGS_${isa}} -O3 -Wno-conversion)
+  endforeach()
+endfunction()
+
+# sop_test(status_test status_test.c [more.c]): a test program with the insides of the library;
+# ctest runs it under its name.
+function(sop_test name)
+  if(NOT BUILD_TESTING)
+    return()
+  endif()
+  add_executable(${name} ${ARGN})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
+  target_compile_definitions(${name} PRIVATE _GNU_SOURCE
+    SOP_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
+  target_compile_options(${name} PRIVATE ${SOP_WARN} -ffp-contract=off)
+  target_link_libraries(${name} PRIVATE superop_static)
+  add_test(NAME ${name} COMMAND ${name})
+endfunction()
