@@ -1,0 +1,235 @@
+/* sop/desc.h: the concrete problem of each operator, as plain data.
+ *
+ * Extents are upper bounds: how many tokens or sequences there are in a step is read from the `live`
+ * operand on the device. No struct has padding bytes, so equal bytes mean the same problem. Strides
+ * count elements (blocks in block formats); 0 is filled in by sop_desc_complete(). Letters: b
+ * sequences, t tokens, d model, h query heads, g KV heads, k head size, f FFN, v vocabulary, p page. */
+#ifndef SOP_DESC_H
+#define SOP_DESC_H
+
+#include "sop/variant.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** embed: y[t,:] = scale * table[ids[t],:]; also the gather of rows of an activation.
+ *
+ * ids    [tokens] i32; an id outside [0, rows) gives a row of zeros
+ * table  [rows, dim] w; y [tokens, dim] */
+typedef struct sop_embed_desc {
+    int64_t tokens, rows, dim;
+    int64_t table_stride, y_stride;
+    float scale; /* 0 means 1 */
+    int32_t w_dtype, y_dtype, reserved;
+} sop_embed_desc;
+enum { SOP_EMBED_IDS, SOP_EMBED_TABLE, SOP_EMBED_LIVE, SOP_EMBED_Y, SOP_EMBED_ROLES };
+
+/** rmsnorm: s = x + r (s = x without r); y = (offset + w) * s / sqrt(mean over dim of s^2 + eps), for
+ * each of `heads` groups of dim in a token.
+ *
+ * x [tokens, heads, dim]; r, r_out the same shape with r's strides, r_out receives s and may be r
+ * w [dim] f32; y [tokens, heads, dim], may be x
+ * Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, equation 4. */
+typedef struct sop_rmsnorm_desc {
+    int64_t tokens, heads, dim;
+    int64_t x_stride, x_head, r_stride, r_head, y_stride, y_head;
+    float eps, offset;
+    int32_t x_dtype, r_dtype, y_dtype, reserved;
+} sop_rmsnorm_desc;
+enum {
+    SOP_RMSNORM_X,
+    SOP_RMSNORM_R,
+    SOP_RMSNORM_W,
+    SOP_RMSNORM_LIVE,
+    SOP_RMSNORM_R_OUT,
+    SOP_RMSNORM_Y,
+    SOP_RMSNORM_ROLES
+};
+
+/** linear: y[t, at_j + i] = bias_j[i] + sum over k of x[t,k] * w_j[i,k], for up to three weights that
+ * share x; at_j = n_0 + ... + n_(j-1).
+ *
+ * x [tokens, k]; w_j [n_j, k] in a format, and in one of the layouts that layout_j has bits for
+ * bias_j [n_j] f32, optional; y [tokens, n_0 + n_1 + n_2] */
+typedef struct sop_linear_desc {
+    int64_t tokens, k;
+    int64_t n[3]; /* 0: no such weight */
+    int64_t x_stride, y_stride, w_stride[3];
+    int32_t w_dtype[3];
+    uint32_t layouts[3]; /* SOP_LAYOUT_ bits; 0 is filled to PLAIN */
+    int32_t x_dtype, y_dtype;
+    int32_t numerics; /* sop_numerics */
+    int32_t bias;     /* bit j: bias_j is there */
+} sop_linear_desc;
+enum {
+    SOP_LINEAR_X,
+    SOP_LINEAR_W0,
+    SOP_LINEAR_W1,
+    SOP_LINEAR_W2,
+    SOP_LINEAR_B0,
+    SOP_LINEAR_B1,
+    SOP_LINEAR_B2,
+    SOP_LINEAR_LIVE,
+    SOP_LINEAR_Y,
+    SOP_LINEAR_ROLES
+};
+
+/** rope: rotate the first `rot` of each head's channels by angle pos[t] * freqs[i].
+ *
+ *     half:        (x[i], x[i + rot/2])    interleaved: (x[2i], x[2i + 1])
+ *
+ * x, y [tokens, heads, k], y may be x; pos [tokens] i32; freqs [rot/2] f32 (sop_rope_freqs)
+ * Both cos and sin are multiplied by mscale. The phase is pos * freqs in float32.
+ * Source: Su et al., "RoFormer", 2021, equation 34. */
+typedef struct sop_rope_desc {
+    int64_t tokens, heads, k, rot;
+    int64_t x_stride, x_head, y_stride, y_head;
+    float mscale; /* 0 means 1 */
+    int32_t interleaved;
+    int32_t x_dtype, y_dtype;
+} sop_rope_desc;
+enum { SOP_ROPE_X, SOP_ROPE_POS, SOP_ROPE_FREQS, SOP_ROPE_LIVE, SOP_ROPE_Y, SOP_ROPE_ROLES };
+
+/** How a model stretches its positions. */
+typedef enum sop_rope_scaling_kind {
+    SOP_ROPE_PLAIN,
+    SOP_ROPE_LINEAR,
+    SOP_ROPE_YARN,
+    SOP_ROPE_LLAMA3
+} sop_rope_scaling_kind;
+typedef struct sop_rope_scaling {
+    sop_rope_scaling_kind kind;
+    double base, factor;
+    double original;               /* context the model was trained with */
+    double low_freq, high_freq;    /* Llama 3; 0 means 1 and 4 */
+    double beta_fast, beta_slow;   /* YaRN; 0 means 32 and 1 */
+    double attention_factor;       /* YaRN; 0 means computed */
+    double mscale, mscale_all_dim; /* YaRN; 0 means absent */
+} sop_rope_scaling;
+/** freqs [rot/2] and mscale of a scaling. SOP_E_ARG with the number that is wrong.
+ * Source: Peng et al., "YaRN", 2023, section 3; Llama 3.1's own reference code for LLAMA3. */
+SOP_API SOP_MUST_USE sop_status sop_rope_freqs(const sop_rope_scaling *s, int64_t rot, float *freqs,
+                                               float *mscale);
+
+/** kv_append: put each token's keys and values into its slot of the pools.
+ *
+ * k [tokens, heads, k], v [tokens, heads, v]; slots [tokens] i32: page * page_size + place in the
+ * page, or negative: write nothing. Pools [pages, page, heads, k|v] by the strides. */
+typedef struct sop_kv_append_desc {
+    int64_t tokens, heads, k, v;
+    int64_t pages, page;
+    int64_t k_stride, k_head, v_stride, v_head;                     /* of the new rows */
+    int64_t kp_page, kp_token, kp_head, vp_page, vp_token, vp_head; /* of the pools */
+    int32_t x_dtype, kv_dtype;
+} sop_kv_append_desc;
+enum {
+    SOP_KV_APPEND_K,
+    SOP_KV_APPEND_V,
+    SOP_KV_APPEND_SLOTS,
+    SOP_KV_APPEND_LIVE,
+    SOP_KV_APPEND_K_POOL,
+    SOP_KV_APPEND_V_POOL,
+    SOP_KV_APPEND_ROLES
+};
+
+/** attention: for sequence s with queries q_start[s] .. q_start[s+1] - 1 (L of them) and S = kv_len[s]
+ * keys (the new ones included), query i sees the keys j with
+ *
+ *     j <= i + S - L (causal, bottom-right), and j > i + S - L - window (window > 0)
+ *
+ *     z = scale * q . k;  z = cap * tanh(z / cap) (cap > 0);  o = sum of softmax(z) * v
+ *
+ * A query that sees nothing gets o = 0 and lse = -inf. Query head i reads KV head i / (h / g).
+ *
+ * q, o [tokens, h, k|v]; pools [pages, page, g, k|v]; table [seqs, table_stride] i32 of pages
+ * q_start [seqs + 1] i32; kv_len [seqs] i32; lse [tokens, h] f32, natural log, optional */
+typedef struct sop_attention_desc {
+    int64_t tokens, seqs, max_kv; /* bounds; max_kv of one sequence */
+    int64_t heads, kv_heads, k, v;
+    int64_t pages, page, table_stride;
+    int64_t q_stride, q_head, o_stride, o_head;
+    int64_t kp_page, kp_token, kp_head, vp_page, vp_token, vp_head;
+    int64_t window;   /* keys seen, the query's own included; 0: all */
+    float scale, cap; /* scale 0 means 1 / sqrt(k); cap 0: none */
+    int32_t q_dtype, kv_dtype, o_dtype;
+    int32_t causal;
+    uint32_t paths; /* SOP_ROW_FLASH | _TILED | _RING: the candidates; 0 is filled to all */
+    int32_t numerics;
+} sop_attention_desc;
+enum {
+    SOP_ATTENTION_Q,
+    SOP_ATTENTION_K_POOL,
+    SOP_ATTENTION_V_POOL,
+    SOP_ATTENTION_TABLE,
+    SOP_ATTENTION_Q_START,
+    SOP_ATTENTION_KV_LEN,
+    SOP_ATTENTION_LIVE, /* live sequences */
+    SOP_ATTENTION_O,
+    SOP_ATTENTION_LSE,
+    SOP_ATTENTION_ROLES
+};
+
+/** gated: y[t,i] = act(x[t,i]) * x[t, up + i] for i < dim.
+ *
+ * x [tokens, up + dim], y [tokens, dim]; silu: g / (1 + exp(-g)); gelu_tanh: the tanh form; gelu:
+ * the erf form. */
+typedef struct sop_gated_desc {
+    int64_t tokens, dim, up; /* up: where the second half starts; 0 means dim */
+    int64_t x_stride, y_stride;
+    int32_t act; /* sop_act */
+    int32_t x_dtype, y_dtype, reserved;
+} sop_gated_desc;
+typedef enum sop_act { SOP_ACT_SILU, SOP_ACT_GELU_TANH, SOP_ACT_GELU } sop_act;
+enum { SOP_GATED_X, SOP_GATED_LIVE, SOP_GATED_Y, SOP_GATED_ROLES };
+
+/** add: y = a + b, all [tokens, dim]; y may be a. */
+typedef struct sop_add_desc {
+    int64_t tokens, dim;
+    int64_t a_stride, b_stride, y_stride;
+    int32_t a_dtype, b_dtype, y_dtype, reserved;
+} sop_add_desc;
+enum { SOP_ADD_A, SOP_ADD_B, SOP_ADD_LIVE, SOP_ADD_Y, SOP_ADD_ROLES };
+
+/** softmax: y[t,:] = exp(z - max z) / sum, z = scale * x[t,:], all [tokens, dim]; y may be x. A row
+ * of -inf alone gives zeros. */
+typedef struct sop_softmax_desc {
+    int64_t tokens, dim;
+    int64_t x_stride, y_stride;
+    float scale; /* 0 means 1 */
+    int32_t x_dtype, y_dtype, reserved;
+} sop_softmax_desc;
+enum { SOP_SOFTMAX_X, SOP_SOFTMAX_LIVE, SOP_SOFTMAX_Y, SOP_SOFTMAX_ROLES };
+
+/** What a sequence wants of its next token; an operand row of sample. */
+typedef struct sop_sampling {
+    float temperature;      /* 0: greedy, the lowest index of the largest finite logit */
+    float top_p;            /* smallest set with this mass, at least one; 0 or >= 1: off. */
+    float min_p;            /* tokens with p >= min_p * p_max; 0: off */
+    int32_t top_k;          /* 0: off; ties at the border go to the lower index */
+    uint64_t seed, counter; /* the draw is a function of (seed, counter) alone */
+} sop_sampling;
+
+/** sample: ids[b] from logits [b, v]; top_k, then top_p of what is left renormalised, then min_p.
+ * Non-finite logits are ignored; a row without a finite one gives -1.
+ *
+ * logits [rows, vocab] f32; params [rows] sop_sampling; ids [rows] i32 */
+typedef struct sop_sample_desc {
+    int64_t rows, vocab, logits_stride;
+    int32_t x_dtype, reserved;
+} sop_sample_desc;
+enum { SOP_SAMPLE_LOGITS, SOP_SAMPLE_PARAMS, SOP_SAMPLE_LIVE, SOP_SAMPLE_IDS, SOP_SAMPLE_ROLES };
+
+/** finite: count[0] = how many of x [tokens, dim] are NaN, +inf or -inf (a log-sum-exp may be -inf:
+ * allow_neg_inf). The guard of the super operator. */
+typedef struct sop_finite_desc {
+    int64_t tokens, dim, x_stride;
+    int32_t x_dtype, allow_neg_inf;
+} sop_finite_desc;
+enum { SOP_FINITE_X, SOP_FINITE_LIVE, SOP_FINITE_COUNT, SOP_FINITE_ROLES };
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,20 @@
+#include "ops/ops.h"
+
+#include <string.h>
+
+static const sop_op *const ops[] = {
+    &sop_op_rmsnorm,
+    NULL,
+};
+
+const sop_op *const *sop_ops(void)
+{
+    return ops;
+}
+
+const sop_op *sop_op_find(const char *name)
+{
+    for (const sop_op *const *op = ops; *op; op++)
+        if (strcmp((*op)->name, name) == 0) return *op;
+    return NULL;
+}

@@ -1,0 +1,10 @@
+/* ops/ops.h: every operator of the library. */
+#ifndef OPS_OPS_H
+#define OPS_OPS_H
+
+#include "sop/desc.h"
+#include "sop/variant.h"
+
+extern const sop_op sop_op_rmsnorm;
+
+#endif
