@@ -1,5 +1,11 @@
 /* model/file.h: a weight file (GGUF v2/v3, or a Hugging Face folder of safetensors), mapped and
- * parsed into a checked index before any pointer is handed out. Nothing is copied. */
+ * parsed into a checked index before any pointer is handed out. No tensor is copied; names and
+ * metadata are.
+ *
+ * Everything the headers say is compared with the files' sizes when they are opened, so nothing
+ * that is short, overlaps or overflows is ever mapped to a tensor. What cannot be guarded: a file
+ * that someone else cuts after that raises SIGBUS when the lost part of a tensor is read. Replace
+ * a model by renaming a new file over it, never by writing into it. */
 #ifndef MODEL_FILE_H
 #define MODEL_FILE_H
 
@@ -23,8 +29,12 @@ void sop_file_close(sop_file *f);
 int sop_file_kind(const sop_file *f);
 
 /* A tensor as the file holds it; shape [0] is the slowest, as in C: a GGUF's ne reversed.
- * data is into the mapping and has no promised alignment. false: no such name. */
+ * data is into the mapping and has no promised alignment; never write to it. dtype is -1 for a type
+ * that superop cannot compute with, which is an error only for who needs that tensor.
+ * false: no such name. */
 bool sop_file_tensor(const sop_file *f, const char *name, sop_tensor *out);
+/* The file's own word for its type, "IQ4_XS", "F8_E4M3", for such an error; NULL: no such name. */
+const char *sop_file_tensor_type(const sop_file *f, const char *name);
 int64_t sop_file_n_tensors(const sop_file *f);
 const char *sop_file_tensor_name(const sop_file *f, int64_t i);
 size_t sop_file_mapped_bytes(const sop_file *f);
