@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "model/file_index.h"
 #include "model/gguf.h"
+#include "model/safetensors.h"
 
 /* A file that was cut while it was read would fault later, where nobody expects it. */
 static sop_status still_whole(const sop_file *f)
@@ -20,35 +21,32 @@ static sop_status still_whole(const sop_file *f)
     return SOP_OK;
 }
 
+static sop_status open_any(sop_file *f, const char *path)
+{
+    static const char ending[] = ".safetensors";
+    const size_t n = strlen(path), e = sizeof ending - 1;
+    struct stat st;
+    const bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    const bool tensors = n > e && strcmp(path + n - e, ending) == 0;
+    f->kind = folder || tensors ? SOP_FILE_HF : SOP_FILE_GGUF;
+    SOP_TRY(folder    ? sop_safetensors_open_folder(f, path)
+            : tensors ? sop_safetensors_open(f, path)
+                      : sop_gguf_open(f, path));
+    return still_whole(f);
+}
+
 sop_status sop_file_open(const char *path, sop_file **out)
 {
     *out = NULL;
-    sop_file *f = sop_file_create(SOP_FILE_GGUF);
+    sop_file *f = sop_file_create();
     if (!f) return SOP_E_NOMEM;
-    sop_status status = sop_gguf_open(f, path);
-    if (status == SOP_OK) status = sop_file_seal(f);
-    if (status == SOP_OK) status = still_whole(f);
-    if (status != SOP_OK) {
+    const sop_status status = open_any(f, path);
+    if (status == SOP_OK) {
+        *out = f;
+    } else {
         sop_file_close(f);
-        return status;
     }
-    *out = f;
-    return SOP_OK;
-}
-
-sop_status sop_file_parse(const uint8_t *bytes, size_t n, int kind, sop_file **out)
-{
-    *out = NULL;
-    sop_file *f = sop_file_create(kind);
-    if (!f) return SOP_E_NOMEM;
-    sop_status status = sop_gguf_parse(f, bytes, n, "memory", 0);
-    if (status == SOP_OK) status = sop_file_seal(f);
-    if (status != SOP_OK) {
-        sop_file_close(f);
-        return status;
-    }
-    *out = f;
-    return SOP_OK;
+    return status;
 }
 
 int sop_file_kind(const sop_file *f)

@@ -19,14 +19,13 @@ struct sop_file_chunk {
     size_t used, size;
 };
 
-sop_file *sop_file_create(int kind)
+sop_file *sop_file_create(void)
 {
     sop_file *f = calloc(1, sizeof *f);
     if (!f) {
         (void)sop_fail(SOP_E_NOMEM, "a file's index of %zu bytes", sizeof *f);
         return NULL;
     }
-    f->kind = kind;
     if (getrandom(&f->seed, sizeof f->seed, GRND_NONBLOCK) != sizeof f->seed)
         f->seed = (uint64_t)(uintptr_t)f;
     return f;
@@ -181,6 +180,11 @@ static uint64_t hash(uint64_t seed, const char *s)
     return h;
 }
 
+static const char *path_of(const sop_file *f, int32_t map)
+{
+    return (size_t)map < f->n_maps ? f->maps[map].path : "memory";
+}
+
 static const char *name_at(const sop_file *f, const sop_file_slots *s, uint32_t i)
 {
     return s == &f->tensor_slots ? f->tensors[i].name : f->metas[i].key;
@@ -194,8 +198,9 @@ static size_t slot_of(const sop_file *f, const sop_file_slots *s, const char *na
     return i;
 }
 
-static sop_status seal(const sop_file *f, sop_file_slots *s, size_t n, const char *what)
+static sop_status seal(const sop_file *f, sop_file_slots *s, size_t n)
 {
+    const bool tensors = s == &f->tensor_slots;
     size_t size = 16;
     while (size < 2 * n) size *= 2;
     s->slot = calloc(size, sizeof *s->slot);
@@ -206,7 +211,8 @@ static sop_status seal(const sop_file *f, sop_file_slots *s, size_t n, const cha
         const size_t at = slot_of(f, s, name);
         if (s->slot[at])
             return sop_fail(SOP_E_FORMAT, "%s: %s %s stands there twice",
-                            f->n_maps ? f->maps[0].path : "file", what, name);
+                            path_of(f, tensors ? f->tensors[i].map : 0), tensors ? "tensor" : "key",
+                            name);
         s->slot[at] = i + 1;
     }
     return SOP_OK;
@@ -214,8 +220,8 @@ static sop_status seal(const sop_file *f, sop_file_slots *s, size_t n, const cha
 
 sop_status sop_file_seal(sop_file *f)
 {
-    SOP_TRY(seal(f, &f->tensor_slots, f->n_tensors, "tensor"));
-    return seal(f, &f->meta_slots, f->n_metas, "key");
+    SOP_TRY(seal(f, &f->tensor_slots, f->n_tensors));
+    return seal(f, &f->meta_slots, f->n_metas);
 }
 
 const sop_file_tensor_entry *sop_file_find_tensor(const sop_file *f, const char *name)

@@ -73,7 +73,7 @@ struct sop_file {
 enum { SOP_FILE_MAX_ENTRIES = 1 << 20 };
 
 /* An empty file, to be sealed before it is read; sop_file_close() frees it. NULL with the sentence. */
-sop_file *sop_file_create(int kind);
+sop_file *sop_file_create(void);
 /* Zeroed memory, 8-byte aligned, that lives as long as the file; NULL with the sentence. */
 void *sop_file_take(sop_file *f, uint64_t bytes);
 /* A zero-terminated copy of s [n]. */
@@ -94,10 +94,6 @@ const sop_meta *sop_file_find_meta(const sop_file *f, const char *key);
 const sop_file_tensor_entry *sop_file_find_tensor(const sop_file *f, const char *name);
 /* Opens one more file and maps it. */
 sop_status sop_file_map_in(sop_file *f, const char *path);
-
-/* Parses a file that lies in memory, for tests and fuzzing; its tensors point into bytes, which
- * must outlive the file. kind says which format it is to be. */
-sop_status sop_file_parse(const uint8_t *bytes, size_t n, int kind, sop_file **out);
 
 #ifdef __cplusplus
 }

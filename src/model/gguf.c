@@ -389,7 +389,7 @@ sop_status sop_gguf_open(sop_file *f, const char *path)
     int64_t count = 1, name_no, name_count;
     size_t prefix;
     SOP_TRY(open_shard(f, path, 0, &count));
-    if (count == 1) return SOP_OK;
+    if (count == 1) return sop_file_seal(f);
     if (!split_name(path, &name_no, &name_count, &prefix) || name_no != 1 || name_count != count)
         return sop_fail(SOP_E_FORMAT,
                         "%s: the first of %" PRId64
@@ -409,5 +409,5 @@ sop_status sop_gguf_open(sop_file *f, const char *path)
         return sop_fail(SOP_E_FORMAT,
                         "%s: the shards hold %zu tensors, split.tensors.count says %" PRId64, path,
                         f->n_tensors, total);
-    return SOP_OK;
+    return sop_file_seal(f);
 }

@@ -19,7 +19,7 @@ extern "C" {
 sop_status sop_gguf_parse(sop_file *f, const uint8_t *bytes, size_t n, const char *name,
                           int32_t map);
 
-/* Opens path and, when it is the first of a split file, its other shards. */
+/* Opens path and, when it is the first of a split file, its other shards; seals f. */
 sop_status sop_gguf_open(sop_file *f, const char *path);
 
 #ifdef __cplusplus
