@@ -24,25 +24,26 @@ static uint32_t turn(uint32_t x, int n)
 
 static void add_block(uint32_t *state, const uint8_t *p)
 {
-    uint32_t w[64], s[8];
+    uint32_t w[64];
     for (int i = 0; i < 16; i++, p += 4)
         w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
     for (int i = 16; i < 64; i++) {
-        const uint32_t a = w[i - 15], b = w[i - 2];
-        w[i] = w[i - 16] + (turn(a, 7) ^ turn(a, 18) ^ a >> 3) + w[i - 7] +
-               (turn(b, 17) ^ turn(b, 19) ^ b >> 10);
+        const uint32_t x = w[i - 15], y = w[i - 2];
+        w[i] = w[i - 16] + (turn(x, 7) ^ turn(x, 18) ^ x >> 3) + w[i - 7] +
+               (turn(y, 17) ^ turn(y, 19) ^ y >> 10);
     }
-    memcpy(s, state, sizeof s);
+    uint32_t a = state[0], b = state[1], c = state[2], d = state[3];
+    uint32_t e = state[4], f = state[5], g = state[6], h = state[7];
     for (int i = 0; i < 64; i++) {
-        const uint32_t t1 = s[7] + (turn(s[4], 6) ^ turn(s[4], 11) ^ turn(s[4], 25)) +
-                            ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
-        const uint32_t t2 = (turn(s[0], 2) ^ turn(s[0], 13) ^ turn(s[0], 22)) +
-                            ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
-        memmove(s + 1, s, 7 * sizeof *s);
-        s[0] = t1 + t2;
-        s[4] += t1;
+        const uint32_t t1 =
+            h + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + ((e & f) ^ (~e & g)) + k[i] + w[i];
+        const uint32_t t2 =
+            (turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+        h = g, g = f, f = e, e = d + t1;
+        d = c, c = b, b = a, a = t1 + t2;
     }
-    for (int i = 0; i < 8; i++) state[i] += s[i];
+    state[0] += a, state[1] += b, state[2] += c, state[3] += d;
+    state[4] += e, state[5] += f, state[6] += g, state[7] += h;
 }
 
 void sop_sha256_init(sop_sha256 *h)
