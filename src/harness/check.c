@@ -1,0 +1,596 @@
+/* The comparer. What it proves stands in harness.h. */
+#include "harness/harness.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/status.h"
+#include "core/cpu.h"
+#include "core/op.h"
+#include "harness/fill.h"
+
+/* With the address sanitizer its red zones stand where the canaries would: they see reads too. */
+#if defined(__SANITIZE_ADDRESS__)
+enum { CANARY = 0 };
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+enum { CANARY = 0 };
+#else
+enum { CANARY = 64 };
+#endif
+#else
+enum { CANARY = 64 };
+#endif
+
+enum { THREADS = 3 };
+
+struct sop_checker {
+    sop_device *device[THREADS]; /* device i has i + 1 threads */
+    sop_queue *queue[THREADS];
+};
+
+enum live { LIVE_ABSENT, LIVE_HALF, LIVE_NONE };
+
+struct trial {
+    const char *name;
+    sop_family family;
+    int32_t optional; /* optional operands are there */
+    enum live live;
+    int32_t odd, alias;
+};
+
+/* The first two are the ones for large shapes. */
+static const struct trial trials[] = {
+    {"normal", SOP_FAMILY_NORMAL, 1, LIVE_ABSENT, 0, 0},
+    {"outliers, half live, odd address", SOP_FAMILY_OUTLIERS, 1, LIVE_HALF, 1, 0},
+    {"cancelling, nothing optional, odd address, in place", SOP_FAMILY_CANCELLING, 0, LIVE_ABSENT,
+     1, 1},
+    {"uniform, nothing optional", SOP_FAMILY_UNIFORM, 0, LIVE_ABSENT, 0, 0},
+    {"normal, none live", SOP_FAMILY_NORMAL, 1, LIVE_NONE, 0, 0},
+    {"uniform, half live, in place", SOP_FAMILY_UNIFORM, 1, LIVE_HALF, 0, 1},
+};
+
+static const double large_flops = 3e7;
+
+/* Memory with canaries: [canary | shift | data | canary]. */
+struct guarded {
+    unsigned char *base, *data;
+    size_t bytes, shift;
+};
+
+struct operand {
+    sop_tensor view; /* ndim 0: absent */
+    struct guarded mem;
+    unsigned char *before, *first; /* its bytes before a run; after the first run (outputs) */
+    double *value, *bound;         /* [n], outputs; bound < 0: not addressed */
+    int64_t n;
+    int32_t out, owner; /* owner: the operand whose memory it uses, itself unless in place */
+};
+
+/* One trial of one desc. */
+struct setup {
+    sop_checker *checker;
+    const sop_op *op;
+    const void *desc;
+    const struct trial *trial;
+    struct operand operands[SOP_MOST_ROLES];
+    sop_operand args[SOP_MOST_ROLES];
+    int64_t live;       /* -1: absent */
+    int32_t live_role;  /* -1: none */
+    int32_t same_index; /* index operands do not depend on live */
+    int64_t judged;     /* traits the values are for, -1: none yet */
+};
+
+/* ---- memory ---- */
+
+static sop_status guarded_new(struct guarded *g, size_t bytes, size_t shift)
+{
+    void *base;
+    const size_t all = CANARY + shift + bytes + CANARY;
+    if (posix_memalign(&base, 64, all ? all : 1) != 0)
+        return sop_fail(SOP_E_NOMEM, "check: an operand of %zu bytes", bytes);
+    *g = (struct guarded){base, (unsigned char *)base + CANARY + shift, bytes, shift};
+    sop_poison(base, all);
+    return SOP_OK;
+}
+
+/* Whether the bytes around the data are as they were made. */
+static int32_t guarded_intact(const struct guarded *g)
+{
+    const size_t head = CANARY + g->shift, all = head + g->bytes + CANARY;
+    for (size_t i = 0; i < all; i++) {
+        if (i == head) i += g->bytes;
+        if (i < all && g->base[i] != (unsigned char)(SOP_POISON >> 8 * (i & 1))) return 0;
+    }
+    return 1;
+}
+
+static void operand_finish(struct operand *o)
+{
+    free(o->mem.base);
+    free(o->before);
+    free(o->first);
+    free(o->value);
+    free(o->bound);
+}
+
+static void setup_finish(struct setup *s)
+{
+    for (int32_t r = 0; r < s->op->n_roles; r++) operand_finish(&s->operands[r]);
+}
+
+static struct operand *owner(struct setup *s, int32_t role)
+{
+    return &s->operands[s->operands[role].owner];
+}
+
+/* ---- operands ---- */
+
+/* Whether an optional operand may be left out although the view offers it: only when the desc has no
+ * say in it, which shows in the empty desc. */
+static int32_t droppable(const sop_op *op, int32_t role)
+{
+    _Alignas(16) unsigned char empty[SOP_MOST_DESC_BYTES] = {0};
+    sop_tensor v;
+    if (!(op->roles[role].flags & SOP_ROLE_OPTIONAL)) return 0;
+    op->complete(empty);
+    op->view(empty, role, &v);
+    return v.ndim > 0;
+}
+
+static int32_t same_view(const sop_tensor *a, const sop_tensor *s)
+{
+    return a->dtype == s->dtype && a->ndim == s->ndim && a->ndim > 0 &&
+           memcmp(a->shape, s->shape, sizeof a->shape) == 0 &&
+           memcmp(a->stride, s->stride, sizeof a->stride) == 0;
+}
+
+/* How many rows live may say; see harness.h. */
+static int64_t live_most(const struct setup *s)
+{
+    int64_t most = -1;
+    for (int32_t r = 0; r < s->op->n_roles; r++) {
+        const sop_tensor *v = &s->operands[r].view;
+        if ((s->op->roles[r].flags & SOP_ROLE_INDEX) && v->ndim > 0 &&
+            (most < 0 || v->shape[0] < most))
+            most = v->shape[0];
+    }
+    return most < 0 ? s->operands[0].view.shape[0] : most;
+}
+
+static sop_status operand_new(struct setup *s, int32_t role)
+{
+    struct operand *o = &s->operands[role];
+    const uint32_t flags = s->op->roles[role].flags;
+    const int32_t alias = s->op->roles[role].alias;
+    o->out = (flags & (SOP_ROLE_OUT | SOP_ROLE_PARTIAL)) != 0;
+    o->owner = role;
+    if (s->trial->alias && o->out && alias >= 0 && same_view(&o->view, &s->operands[alias].view)) {
+        o->owner = alias;
+        o->view.data = s->operands[alias].mem.data;
+    } else {
+        const int32_t plain = sop_dtype_block(o->view.dtype) == 1;
+        const size_t element = sop_dtype_bytes(o->view.dtype);
+        SOP_TRY(guarded_new(&o->mem, o->view.bytes, s->trial->odd && plain ? element : 0));
+        o->view.data = o->mem.data;
+        o->before = malloc(o->view.bytes + 1);
+        if (!o->before) return sop_fail(SOP_E_NOMEM, "check: a copy of an operand");
+    }
+    s->args[role] = (sop_operand){o->view.data, o->view.bytes};
+    if (!o->out) return SOP_OK;
+    o->n = sop_view_blocks(&o->view);
+    o->first = malloc(o->view.bytes + 1);
+    o->value = malloc((size_t)(o->n + 1) * sizeof *o->value);
+    o->bound = malloc((size_t)(o->n + 1) * sizeof *o->bound);
+    if (!o->first || !o->value || !o->bound)
+        return sop_fail(SOP_E_NOMEM, "check: the values of %lld elements", (long long)o->n);
+    return SOP_OK;
+}
+
+/* Valid values for the INDEX operands, of a call with this live. */
+static void fill_index(struct setup *s, int64_t live)
+{
+    sop_operand args[SOP_MOST_ROLES];
+    memcpy(args, s->args, sizeof args);
+    if (s->live_role >= 0 && live < 0) args[s->live_role] = (sop_operand){NULL, 0};
+    if (s->op->fill) s->op->fill(s->desc, 1 + (uint64_t)(s->trial - trials), live, args);
+}
+
+/* Whether index operands differ from their copies in `before`. */
+static int32_t index_differs(const struct setup *s)
+{
+    for (int32_t r = 0; r < s->op->n_roles; r++) {
+        const struct operand *o = &s->operands[r];
+        if ((s->op->roles[r].flags & SOP_ROLE_INDEX) && o->view.ndim > 0 &&
+            memcmp(o->mem.data, o->before, o->view.bytes) != 0)
+            return 1;
+    }
+    return 0;
+}
+
+static void keep(struct setup *s)
+{
+    for (int32_t r = 0; r < s->op->n_roles; r++) {
+        struct operand *o = &s->operands[r];
+        if (o->before) memcpy(o->before, o->mem.data, o->view.bytes);
+    }
+}
+
+static sop_status setup_init(struct setup *s)
+{
+    const sop_op *op = s->op;
+    s->live_role = -1;
+    s->live = s->judged = -1;
+    for (int32_t r = 0; r < op->n_roles; r++) {
+        struct operand *o = &s->operands[r];
+        op->view(s->desc, r, &o->view);
+        if (op->roles[r].flags & SOP_ROLE_LIVE) s->live_role = r;
+        if (!s->trial->optional && r != s->live_role && droppable(op, r)) o->view.ndim = 0;
+    }
+    if (s->live_role >= 0 && s->trial->live == LIVE_ABSENT) s->operands[s->live_role].view.ndim = 0;
+    for (int32_t r = 0; r < op->n_roles; r++) {
+        struct operand *o = &s->operands[r];
+        if (o->view.ndim == 0) continue;
+        SOP_TRY(operand_new(s, r));
+        if (!o->out) sop_fill(&o->view, s->trial->family, 1000 * (uint64_t)(r + 1) + 7);
+    }
+    fill_index(s, -1);
+    keep(s);
+    if (s->live_role < 0 || s->trial->live == LIVE_ABSENT) return SOP_OK;
+    s->live = s->trial->live == LIVE_HALF ? (live_most(s) + 1) / 2 : 0;
+    *(int32_t *)s->args[s->live_role].data = (int32_t)s->live;
+    fill_index(s, s->live);
+    s->same_index = !index_differs(s);
+    keep(s);
+    return SOP_OK;
+}
+
+/* Outputs, and so inputs in place, as they were before a run. */
+static void put_back(struct setup *s)
+{
+    for (int32_t i = 0; i < s->op->n_roles; i++)
+        if (s->operands[i].out && s->operands[i].view.ndim > 0)
+            memcpy(s->args[i].data, owner(s, i)->before, s->operands[i].view.bytes);
+}
+
+/* ---- the truth ---- */
+
+static sop_status judge(struct setup *s, uint32_t traits)
+{
+    const sop_op *op = s->op;
+    const sop_row *ref = &op->rows[op->n_rows - 1];
+    double *value[SOP_MOST_ROLES] = {0}, *bound[SOP_MOST_ROLES] = {0};
+    if (s->judged == traits) return SOP_OK;
+    put_back(s);
+    for (int32_t r = 0; r < op->n_roles; r++) {
+        struct operand *o = &s->operands[r];
+        value[r] = o->value;
+        bound[r] = o->bound;
+        for (int64_t i = 0; i < o->n; i++) o->bound[i] = -1;
+    }
+    sop_facts facts;
+    sop_split split = {{0}, 0};
+    struct guarded scratch = {0};
+    s->checker->device[0]->ops->facts(s->checker->device[0], &facts);
+    if (ref->plan) SOP_TRY(ref->plan(s->desc, NULL, &facts, SIZE_MAX, &split));
+    SOP_TRY(guarded_new(&scratch, split.scratch_bytes, 0));
+    const sop_call call = {.size = sizeof call,
+                           .n_args = (uint32_t)op->n_roles,
+                           .desc = s->desc,
+                           .args = s->args,
+                           .split = &split,
+                           .scratch = scratch.data,
+                           .queue = s->checker->queue[0]};
+    const sop_judge into = {traits, op->n_roles, value, bound};
+    const sop_status status = op->reference(&call, &into);
+    free(scratch.base);
+    if (status == SOP_OK) s->judged = traits;
+    return status;
+}
+
+/* ---- the verdict ---- */
+
+__attribute__((format(printf, 3, 4))) static void fault(const struct setup *s, sop_check_result *r,
+                                                        const char *fmt, ...)
+{
+    va_list ap;
+    if (r->verdict == SOP_CHECK_FAIL) return;
+    r->verdict = SOP_CHECK_FAIL;
+    const int n = snprintf(r->why, sizeof r->why, "%s: ", s->trial->name);
+    va_start(ap, fmt);
+    (void)vsnprintf(r->why + n, sizeof r->why - (size_t)n, fmt, ap);
+    va_end(ap);
+}
+
+/* The least magnitude that rounds to infinity. */
+static double overflow_at(int32_t dtype)
+{
+    switch (dtype) {
+    case SOP_F16: return 65520;
+    case SOP_BF16: return 0x1.ffp127;
+    case SOP_F32: return 0x1.ffffffp127;
+    default: return INFINITY;
+    }
+}
+
+/* error / bound, 0 when the classes agree. */
+static double ratio_of(double got, double want, double bound, int32_t dtype)
+{
+    if (!isfinite(want)) return (isnan(want) ? isnan(got) : got == want) ? 0 : INFINITY;
+    if (isinf(got))
+        return signbit(got) == signbit(want) && fabs(want) + bound >= overflow_at(dtype) ? 0
+                                                                                         : INFINITY;
+    const double ratio = fabs(got - want) / bound;
+    return isnan(ratio) ? (double)INFINITY : ratio;
+}
+
+/* What a reference may be off: it rounds once, through float32. */
+static double rounding(int32_t dtype, double want)
+{
+    return (1 + 0x1p-9) * sop_unit(dtype) * fabs(want) + (dtype == SOP_F16 ? 0x1p-25 : 0x1p-149);
+}
+
+static int32_t unwritten(const unsigned char *at, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (at[i] != (unsigned char)(SOP_POISON >> 8 * (i & 1))) return 0;
+    return 1;
+}
+
+/* Every addressed element against its value; then all other bytes against what they were. Destroys
+ * the output. */
+static void compare(struct setup *s, const sop_row *row, int32_t role, sop_check_result *r)
+{
+    const struct operand *o = &s->operands[role], *mem = owner(s, role);
+    const char *name = s->op->roles[role].name;
+    const size_t element = sop_dtype_bytes(o->view.dtype);
+    for (int64_t i = 0; i < o->n; i++) {
+        if (o->bound[i] < 0) continue;
+        const int64_t at = sop_view_at(&o->view, i);
+        unsigned char *data = (unsigned char *)o->view.data + (size_t)at * element;
+        const double got = sop_load(o->view.data, o->view.dtype, at), want = o->value[i];
+        const double bound =
+            row->traits & SOP_ROW_REFERENCE ? rounding(o->view.dtype, want) : o->bound[i];
+        const double ratio = ratio_of(got, want, bound, o->view.dtype);
+        if (mem == o && element > 1 && unwritten(data, element))
+            fault(s, r, "%s[%lld] was not written", name, (long long)i);
+        if (!(ratio <= r->worst)) {
+            r->worst = ratio;
+            r->role = role;
+            r->index = i;
+            r->got = got;
+            r->want = want;
+            r->bound = bound;
+        }
+        if (!(ratio <= 1))
+            fault(s, r, "%s[%lld] is %.9g, must be %.9g within %.3g", name, (long long)i, got, want,
+                  bound);
+        memcpy(data, mem->before + (size_t)at * element, element);
+    }
+    if (memcmp(mem->mem.data, mem->before, o->view.bytes) != 0)
+        fault(s, r, "%s changed where nothing is to be written", name);
+}
+
+static void check_surroundings(struct setup *s, int32_t threads, sop_check_result *r)
+{
+    for (int32_t i = 0; i < s->op->n_roles; i++) {
+        const struct operand *o = &s->operands[i];
+        const char *name = s->op->roles[i].name;
+        int32_t shared = o->out;
+        if (!o->mem.base) continue;
+        if (!guarded_intact(&o->mem)) fault(s, r, "%d threads wrote outside of %s", threads, name);
+        for (int32_t k = 0; k < s->op->n_roles; k++)
+            shared |= k != i && s->operands[k].owner == i && s->operands[k].out;
+        if (!shared && memcmp(o->mem.data, o->before, o->view.bytes) != 0)
+            fault(s, r, "%d threads changed the input %s", threads, name);
+    }
+}
+
+/* ---- a run ---- */
+
+/* The weights in the row's layout; plain where it has none. */
+static sop_status pack(const struct setup *s, const sop_row *row, struct guarded *packed,
+                       sop_operand *args)
+{
+    if (row->layout == 0 || row->layout == SOP_LAYOUT_PLAIN) return SOP_OK;
+    for (int32_t r = 0; r < s->op->n_roles; r++) {
+        const struct operand *o = &s->operands[r];
+        if (!(s->op->roles[r].flags & SOP_ROLE_WEIGHT) || o->view.ndim == 0) continue;
+        const int64_t n = o->view.shape[0], half = n / 2 / 16 * 16;
+        const size_t bytes = s->op->packed_bytes(s->desc, r, row->layout);
+        SOP_TRY(guarded_new(&packed[r], bytes, 0));
+        /* in two pieces, the later one first: how a loader's threads may do it */
+        s->op->pack(s->desc, r, row->layout, o->view.data, packed[r].data, half, n);
+        s->op->pack(s->desc, r, row->layout, o->view.data, packed[r].data, 0, half);
+        args[r] = (sop_operand){packed[r].data, bytes};
+    }
+    return SOP_OK;
+}
+
+static void run_once(struct setup *s, const sop_row *row, const sop_operand *args, int32_t device,
+                     sop_check_result *r)
+{
+    sop_device *d = s->checker->device[device];
+    sop_queue *q = s->checker->queue[device];
+    sop_facts facts;
+    sop_split split = {{0}, 0};
+    struct guarded scratch = {0};
+    void *prepared = NULL;
+    put_back(s);
+    d->ops->facts(d, &facts);
+    sop_status status = row->plan ? row->plan(s->desc, NULL, &facts, SIZE_MAX, &split) : SOP_OK;
+    if (status == SOP_OK) status = guarded_new(&scratch, split.scratch_bytes, 0);
+    if (status == SOP_OK && row->prepare) status = row->prepare(s->desc, d, &prepared);
+    if (status == SOP_OK) {
+        const sop_call call = {.size = sizeof call,
+                               .n_args = (uint32_t)s->op->n_roles,
+                               .desc = s->desc,
+                               .args = args,
+                               .split = &split,
+                               .prepared = prepared,
+                               .scratch = scratch.data,
+                               .queue = q};
+        status = d->ops->submit(q, row, &call);
+        if (status == SOP_OK) status = d->ops->wait(q);
+    }
+    if (row->release && prepared) row->release(prepared);
+    if (status != SOP_OK)
+        fault(s, r, "%d threads: %s: %s", device + 1, sop_status_text(status), sop_last_error());
+    else if (!guarded_intact(&scratch))
+        fault(s, r, "%d threads wrote outside of the scratch", device + 1);
+    free(scratch.base);
+}
+
+static void same_bits(const struct setup *s, int32_t threads, sop_check_result *r)
+{
+    for (int32_t i = 0; i < s->op->n_roles; i++) {
+        const struct operand *o = &s->operands[i];
+        if (o->out && o->view.ndim > 0 && memcmp(o->view.data, o->first, o->view.bytes) != 0)
+            fault(s, r, "%s differs between 1 and %d threads", s->op->roles[i].name, threads);
+    }
+}
+
+/* All rows live: those that were live before must come out the same. */
+static void same_rows(struct setup *s, const sop_row *row, const sop_operand *with_live,
+                      sop_check_result *r)
+{
+    sop_operand args[SOP_MOST_ROLES];
+    memcpy(args, with_live, sizeof args);
+    args[s->live_role] = (sop_operand){NULL, 0};
+    run_once(s, row, args, 0, r);
+    for (int32_t i = 0; i < s->op->n_roles; i++) {
+        const struct operand *o = &s->operands[i];
+        const size_t element = sop_dtype_bytes(o->view.dtype);
+        for (int64_t k = 0; o->out && k < o->n; k++) {
+            const size_t at = (size_t)sop_view_at(&o->view, k) * element;
+            if (o->bound[k] >= 0 &&
+                memcmp((unsigned char *)o->view.data + at, o->first + at, element) != 0)
+                fault(s, r, "%s[%lld] depends on how many rows are live", s->op->roles[i].name,
+                      (long long)k);
+        }
+    }
+}
+
+static sop_status check_row(struct setup *s, const sop_row *row, sop_check_result *r)
+{
+    struct guarded packed[SOP_MOST_ROLES] = {0};
+    sop_operand args[SOP_MOST_ROLES];
+    memcpy(args, s->args, sizeof args);
+    sop_status status = judge(s, row->traits);
+    if (status == SOP_OK) status = pack(s, row, packed, args);
+    for (int32_t d = 0; d < THREADS && status == SOP_OK && r->verdict == SOP_CHECK_PASS; d++) {
+        run_once(s, row, args, d, r);
+        check_surroundings(s, d + 1, r);
+        for (int32_t i = 0; i < s->op->n_roles; i++)
+            if (packed[i].base && !guarded_intact(&packed[i]))
+                fault(s, r, "something wrote outside of the packed %s", s->op->roles[i].name);
+        if (d > 0) {
+            same_bits(s, d + 1, r);
+            continue;
+        }
+        for (int32_t i = 0; i < s->op->n_roles; i++)
+            if (s->operands[i].first)
+                memcpy(s->operands[i].first, s->operands[i].view.data, s->operands[i].view.bytes);
+        for (int32_t i = 0; i < s->op->n_roles; i++)
+            if (s->operands[i].first && r->verdict == SOP_CHECK_PASS) compare(s, row, i, r);
+    }
+    if (status == SOP_OK && r->verdict == SOP_CHECK_PASS && s->live >= 0 && s->same_index &&
+        (row->traits & SOP_ROW_INVARIANT))
+        same_rows(s, row, args, r);
+    for (int32_t i = 0; i < s->op->n_roles; i++) free(packed[i].base);
+    r->trials++;
+    return status;
+}
+
+/* A whole output without a live count has every element from the reference. */
+static sop_status reference_is_whole(const struct setup *s)
+{
+    for (int32_t r = 0; r < s->op->n_roles; r++) {
+        const struct operand *o = &s->operands[r];
+        if (s->live >= 0 || s->op->roles[r].flags & SOP_ROLE_PARTIAL) continue;
+        for (int64_t i = 0; i < o->n; i++)
+            if (o->bound[i] < 0)
+                return sop_fail(SOP_E_INTERNAL,
+                                "check: %s: the reference leaves %s[%lld] unwritten", s->op->name,
+                                s->op->roles[r].name, (long long)i);
+    }
+    return SOP_OK;
+}
+
+static void skip(sop_check_result *r, const char *why)
+{
+    r->verdict = SOP_CHECK_SKIP;
+    (void)snprintf(r->why, sizeof r->why, "%s", why);
+}
+
+static void result_init(sop_check_result *r, const sop_row *row, const void *desc)
+{
+    *r = (sop_check_result){.verdict = SOP_CHECK_PASS};
+    const char *refused = row->refuse ? row->refuse(desc) : NULL;
+    char needs[64];
+    (void)snprintf(needs, sizeof needs, "needs %s", sop_cpu_text(row->needs));
+    if (row->device != SOP_DEVICE_CPU)
+        skip(r, "runs on another device");
+    else if (row->span)
+        skip(r, "covers several modules");
+    else if (row->needs & ~sop_cpu_features())
+        skip(r, needs);
+    else if (refused)
+        skip(r, refused);
+}
+
+sop_status sop_check(sop_checker *c, const sop_op *op, const sop_row *const *rows, int32_t n_rows,
+                     const void *desc, sop_check_result *results)
+{
+    sop_cost cost;
+    if (op->n_roles > SOP_MOST_ROLES || op->desc_bytes > SOP_MOST_DESC_BYTES)
+        return sop_fail(SOP_E_LIMIT,
+                        "check: %s has %d roles and a desc of %u bytes, at most %d, %d", op->name,
+                        op->n_roles, op->desc_bytes, SOP_MOST_ROLES, SOP_MOST_DESC_BYTES);
+    for (int32_t i = 0; i < n_rows; i++) result_init(&results[i], rows[i], desc);
+    op->cost(desc, &cost);
+    const int32_t n = cost.flops > large_flops ? 2 : SOP_N(trials);
+    for (int32_t t = 0; t < n; t++) {
+        struct setup s = {.checker = c, .op = op, .desc = desc, .trial = &trials[t]};
+        sop_status status = setup_init(&s);
+        for (int32_t i = 0; i < n_rows && status == SOP_OK; i++) {
+            if (results[i].verdict != SOP_CHECK_PASS) continue;
+            status = check_row(&s, rows[i], &results[i]);
+            if (status == SOP_OK) status = reference_is_whole(&s);
+        }
+        setup_finish(&s);
+        SOP_TRY(status);
+    }
+    return SOP_OK;
+}
+
+sop_status sop_checker_create(sop_checker **out)
+{
+    sop_checker *c = calloc(1, sizeof *c);
+    sop_status status = c ? SOP_OK : sop_fail(SOP_E_NOMEM, "check: a checker");
+    *out = NULL;
+    for (int32_t i = 0; i < THREADS && status == SOP_OK; i++) {
+        status = sop_device_cpu(i + 1, &c->device[i]);
+        if (status == SOP_OK) status = c->device[i]->ops->queue_create(c->device[i], &c->queue[i]);
+    }
+    if (status != SOP_OK) {
+        sop_checker_destroy(c);
+        return status;
+    }
+    *out = c;
+    return SOP_OK;
+}
+
+void sop_checker_destroy(sop_checker *c)
+{
+    if (!c) return;
+    for (int32_t i = 0; i < THREADS; i++) {
+        if (c->queue[i]) c->device[i]->ops->queue_destroy(c->queue[i]);
+        sop_device_destroy(c->device[i]);
+    }
+    free(c);
+}

@@ -1,0 +1,82 @@
+/* Every op x row x case of the library through the comparer; prints what failed and why rows were
+ * skipped, then the count. With arguments: only these ops. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "harness/harness.h"
+
+static int passed, failed, skipped;
+
+/* Reasons of skips, with how often each came. */
+static struct reason {
+    char text[160];
+    int n;
+} reasons[64];
+
+static void count_reason(const char *row, const char *why)
+{
+    char text[sizeof reasons[0].text];
+    (void)snprintf(text, sizeof text, "%s: %.100s", row, why);
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        if (reasons[i].n && strcmp(reasons[i].text, text) != 0) continue;
+        memcpy(reasons[i].text, text, sizeof text);
+        reasons[i].n++;
+        return;
+    }
+}
+
+static void check_case(sop_checker *c, const sop_op *op, const char *text)
+{
+    enum { MOST_ROWS = 64 };
+    _Alignas(16) char desc[SOP_MOST_DESC_BYTES];
+    const sop_row *rows[MOST_ROWS];
+    sop_check_result results[MOST_ROWS];
+    const int32_t n = op->n_rows < MOST_ROWS ? op->n_rows : MOST_ROWS;
+    for (int32_t i = 0; i < n; i++) rows[i] = &op->rows[i];
+    sop_status status = sop_desc_parse(op, text, desc);
+    if (status == SOP_OK) status = sop_check(c, op, rows, n, desc, results);
+    if (status != SOP_OK) {
+        failed++;
+        printf("FAILED %s, %s: %s\n", op->name, text, sop_last_error());
+        return;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        const sop_check_result *r = &results[i];
+        switch (r->verdict) {
+        case SOP_CHECK_PASS: passed++; break;
+        case SOP_CHECK_SKIP:
+            skipped++;
+            count_reason(rows[i]->name, r->why);
+            break;
+        default: failed++; printf("FAILED %s, %s: %s\n", rows[i]->name, text, r->why);
+        }
+    }
+}
+
+static int chosen(const char *name, int argc, char **argv)
+{
+    int hit = argc < 2;
+    for (int i = 1; i < argc; i++) hit |= strcmp(argv[i], name) == 0;
+    return hit;
+}
+
+int main(int argc, char **argv)
+{
+    sop_checker *c;
+    if (sop_checker_create(&c) != SOP_OK) {
+        printf("FAILED %s\n0 passed, 1 failed, 0 skipped\n", sop_last_error());
+        return 1;
+    }
+    for (const sop_op *const *op = sop_ops(); *op; op++) {
+        if (!chosen((*op)->name, argc, argv)) continue;
+        const double from = sop_now_s();
+        for (const char *const *text = (*op)->cases; *text; text++) check_case(c, *op, *text);
+        printf("%s: %.2f s\n", (*op)->name, sop_now_s() - from);
+    }
+    sop_checker_destroy(c);
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons && reasons[i].n; i++)
+        printf("skipped %d: %s\n", reasons[i].n, reasons[i].text);
+    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    return failed != 0;
+}

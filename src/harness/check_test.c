@@ -1,0 +1,222 @@
+/* Rows with a planted fault: each must be caught, and named for what it does. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/status.h"
+#include "base/test.h"
+#include "core/op.h"
+#include "harness/harness.h"
+#include "ops/ops.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+enum { ASAN = 1 };
+#else
+enum { ASAN = 0 };
+#endif
+
+static enum plant {
+    NOTHING,
+    DROPS_TERM,
+    LEAVES_UNWRITTEN,
+    WRITES_PAST_END,
+    WRITES_BEFORE,
+    WRITES_GAP,
+    READS_GAP,
+    READS_SCRATCH,
+    WRITES_PAST_SCRATCH,
+    HEEDS_THREADS,
+    HEEDS_LIVE,
+    IGNORES_LIVE,
+    CHANGES_INPUT,
+    YIELDS_NAN,
+    FAILS
+} planted;
+
+/* rmsnorm, rightly, but for what is planted. */
+static sop_status run(const sop_call *call)
+{
+    const sop_rmsnorm_desc *d = call->desc;
+    const int64_t live = sop_live(call, SOP_RMSNORM_LIVE, d->tokens);
+    const int64_t tokens = planted == IGNORES_LIVE ? d->tokens : live;
+    float *x = call->args[SOP_RMSNORM_X].data, *y = call->args[SOP_RMSNORM_Y].data;
+    const float *r = call->args[SOP_RMSNORM_R].data, *w = call->args[SOP_RMSNORM_W].data;
+    float *s = call->args[SOP_RMSNORM_R_OUT].data;
+    if (planted == FAILS) return sop_fail(SOP_E_DEVICE, "the planted row fails");
+    for (int64_t t = 0; t < tokens; t++) {
+        double sum = planted == READS_SCRATCH ? (double)*(float *)call->scratch : 0;
+        for (int64_t i = planted == DROPS_TERM; i < d->dim; i++) {
+            double v = (double)x[t * d->x_stride + i];
+            if (r) v += (double)r[t * d->r_stride + i];
+            sum += v * v;
+        }
+        if (planted == READS_GAP && t < d->tokens - 1) sum += (double)x[t * d->x_stride + d->dim];
+        float scale = (float)(1 / sqrt(sum / (double)d->dim + (double)d->eps));
+        if (planted == HEEDS_THREADS) scale *= 1 + 1e-7f * (float)sop_workers(call->queue);
+        if (planted == HEEDS_LIVE) scale *= 1 + 1e-7f * (float)(live != d->tokens);
+        for (int64_t i = 0; i < d->dim; i++) {
+            float v = x[t * d->x_stride + i];
+            if (r) s[t * d->r_stride + i] = v += r[t * d->r_stride + i];
+            if (planted == LEAVES_UNWRITTEN && t == tokens - 1 && i == d->dim - 1) continue;
+            y[t * d->y_stride + i] = v * scale * (d->offset + w[i]);
+        }
+    }
+    const int64_t end = (d->tokens - 1) * d->y_stride + d->dim;
+    if (planted == WRITES_PAST_END) y[end] = 1;
+    if (planted == WRITES_BEFORE) y[-1] = 1;
+    if (planted == WRITES_GAP && tokens > 1) y[d->dim] = 1;
+    if (planted == WRITES_PAST_SCRATCH) ((float *)call->scratch)[16] = 1;
+    if (planted == CHANGES_INPUT) x[0] += 1;
+    if (planted == YIELDS_NAN && tokens) y[0] = NAN;
+    return SOP_OK;
+}
+
+static sop_status plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                       size_t budget, sop_split *split)
+{
+    (void)desc, (void)params, (void)facts, (void)budget;
+    split->scratch_bytes = 64;
+    return SOP_OK;
+}
+
+static sop_check_result result_of(enum plant plant)
+{
+    const sop_row row = {sizeof row, SOP_DEVICE_CPU,    "rmsnorm_planted", "c",
+                         0,          SOP_ROW_INVARIANT, .plan = plan,      .run = run};
+    const sop_row *rows[] = {&row};
+    sop_rmsnorm_desc desc;
+    sop_checker *c = NULL;
+    sop_check_result r = {.verdict = -1};
+    planted = plant;
+    CHECK(sop_desc_parse(&sop_op_rmsnorm, "tokens=5 dim=70 x_stride=75 y_stride=80", &desc) ==
+          SOP_OK);
+    CHECK(sop_checker_create(&c) == SOP_OK);
+    CHECK(sop_check(c, &sop_op_rmsnorm, rows, 1, &desc, &r) == SOP_OK);
+    sop_checker_destroy(c);
+    return r;
+}
+
+static void caught(enum plant plant, const char *words)
+{
+    const sop_check_result r = result_of(plant);
+    const int good = r.verdict == SOP_CHECK_FAIL && strstr(r.why, words);
+    if (!good) printf("plant %d: verdict %d: \"%s\"\n", plant, r.verdict, r.why);
+    CHECK(good);
+}
+
+static void a_right_row_passes_within_the_bound(void)
+{
+    const sop_check_result r = result_of(NOTHING);
+    CHECK(r.verdict == SOP_CHECK_PASS);
+    CHECK(r.trials == 6);
+    CHECK(r.worst > 0 && r.worst < 1);
+}
+
+static void a_dropped_term_is_caught(void)
+{
+    caught(DROPS_TERM, "within");
+}
+
+static void an_unwritten_element_is_caught(void)
+{
+    caught(LEAVES_UNWRITTEN, "y[349] was not written");
+}
+
+static void a_write_to_a_gap_is_caught(void)
+{
+    caught(WRITES_GAP, "y changed where nothing is to be written");
+}
+
+static void a_read_of_a_gap_shows_as_nan(void)
+{
+    caught(READS_GAP, "nan, must be");
+}
+
+static void a_read_of_fresh_scratch_shows_as_nan(void)
+{
+    caught(READS_SCRATCH, "nan, must be");
+}
+
+static void a_result_that_heeds_the_threads_is_caught(void)
+{
+    caught(HEEDS_THREADS, "y differs between 1 and 2 threads");
+}
+
+static void a_result_that_heeds_the_live_rows_is_caught(void)
+{
+    caught(HEEDS_LIVE, "depends on how many rows are live");
+}
+
+static void a_row_that_ignores_live_is_caught(void)
+{
+    caught(IGNORES_LIVE, "changed where nothing is to be written");
+}
+
+static void a_changed_input_is_caught(void)
+{
+    caught(CHANGES_INPUT, "changed the input x");
+}
+
+static void a_nan_is_caught(void)
+{
+    caught(YIELDS_NAN, "nan, must be");
+}
+
+static void a_failing_run_is_caught_with_its_sentence(void)
+{
+    caught(FAILS, "the planted row fails");
+}
+
+static void a_write_past_the_end_is_caught(void)
+{
+    caught(WRITES_PAST_END, "wrote outside of y");
+}
+
+static void a_write_before_the_start_is_caught(void)
+{
+    caught(WRITES_BEFORE, "wrote outside of y");
+}
+
+static void a_write_past_the_scratch_is_caught(void)
+{
+    caught(WRITES_PAST_SCRATCH, "wrote outside of the scratch");
+}
+
+static void a_refusal_is_a_skip_with_its_reason(void)
+{
+    sop_rmsnorm_desc desc;
+    sop_checker *c = NULL;
+    const sop_row *rows[] = {&sop_op_rmsnorm.rows[sop_op_rmsnorm.n_rows - 2]};
+    sop_check_result r;
+    CHECK(sop_desc_parse(&sop_op_rmsnorm, "tokens=1 dim=8 x=f16", &desc) == SOP_OK);
+    CHECK(sop_checker_create(&c) == SOP_OK);
+    CHECK(sop_check(c, &sop_op_rmsnorm, rows, 1, &desc, &r) == SOP_OK);
+    CHECK(r.verdict == SOP_CHECK_SKIP && strcmp(r.why, "a type is not f32") == 0);
+    sop_checker_destroy(c);
+}
+
+int main(void)
+{
+    RUN(a_right_row_passes_within_the_bound);
+    RUN(a_dropped_term_is_caught);
+    RUN(an_unwritten_element_is_caught);
+    RUN(a_write_to_a_gap_is_caught);
+    RUN(a_read_of_a_gap_shows_as_nan);
+    RUN(a_read_of_fresh_scratch_shows_as_nan);
+    RUN(a_result_that_heeds_the_threads_is_caught);
+    RUN(a_result_that_heeds_the_live_rows_is_caught);
+    RUN(a_row_that_ignores_live_is_caught);
+    RUN(a_changed_input_is_caught);
+    RUN(a_nan_is_caught);
+    RUN(a_failing_run_is_caught_with_its_sentence);
+    RUN(a_refusal_is_a_skip_with_its_reason);
+    if (ASAN) {
+        SKIP("writes outside of operands", "the address sanitizer ends the process there");
+    } else {
+        RUN(a_write_past_the_end_is_caught);
+        RUN(a_write_before_the_start_is_caught);
+        RUN(a_write_past_the_scratch_is_caught);
+    }
+    return test_report();
+}

@@ -1,0 +1,106 @@
+#include "harness/fill.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "core/op.h"
+
+void sop_poison(void *data, size_t bytes)
+{
+    unsigned char *p = data;
+    for (size_t i = 0; i < bytes; i++) p[i] = (unsigned char)(SOP_POISON >> 8 * (i & 1));
+}
+
+/* Blocks of dimension d. */
+static int64_t extent(const sop_tensor *v, int32_t d)
+{
+    return d == v->ndim - 1 ? v->shape[d] / sop_dtype_block(v->dtype) : v->shape[d];
+}
+
+int64_t sop_view_blocks(const sop_tensor *v)
+{
+    int64_t n = v->ndim > 0;
+    for (int32_t d = 0; d < v->ndim; d++) n *= extent(v, d);
+    return n;
+}
+
+int64_t sop_view_at(const sop_tensor *v, int64_t i)
+{
+    int64_t at = 0;
+    for (int32_t d = v->ndim - 1; d >= 0; d--) {
+        const int64_t n = extent(v, d);
+        at += i % n * v->stride[d];
+        i /= n;
+    }
+    return at;
+}
+
+static double uniform(uint64_t *state)
+{
+    return (double)(sop_random(state) >> 11) * 0x1p-53;
+}
+
+static double normal(uint64_t *state)
+{
+    const double r = sqrt(-2 * log(1 - uniform(state)));
+    return r * cos(6.283185307179586 * uniform(state));
+}
+
+static double value(sop_family family, uint64_t *state, double before, int64_t i)
+{
+    switch (family) {
+    case SOP_FAMILY_UNIFORM: return uniform(state);
+    case SOP_FAMILY_NORMAL: return normal(state);
+    case SOP_FAMILY_OUTLIERS: {
+        const double v = normal(state) * (sop_random(state) % 64 ? 1 : 300);
+        return v > 1000 ? 1000 : v < -1000 ? -1000 : v;
+    }
+    default: return i % 2 ? -before * (1 + 1e-3 * normal(state)) : normal(state);
+    }
+}
+
+/* Where the f16 scales of a block stand; -1: no second one. */
+static void scales_at(int32_t dtype, int32_t at[2])
+{
+    at[0] = 0;
+    at[1] = -1;
+    switch (dtype) {
+    case SOP_Q4_1:
+    case SOP_Q5_1:
+    case SOP_Q4_K:
+    case SOP_Q5_K: at[1] = 2; break;
+    case SOP_Q6_K: at[0] = 208; break;
+    default: break;
+    }
+}
+
+static void fill_block(unsigned char *block, int32_t dtype, uint64_t *state)
+{
+    const size_t bytes = sop_dtype_bytes(dtype);
+    int32_t at[2];
+    for (size_t i = 0; i < bytes; i++) block[i] = (unsigned char)(sop_random(state) >> 56);
+    scales_at(dtype, at);
+    for (int32_t k = 0; k < 2 && at[k] >= 0; k++) {
+        const double sign = sop_random(state) >> 63 ? -1 : 1;
+        const uint16_t h = sop_f32_to_f16((float)(sign * (0.5 + uniform(state)) * 0x1p-6));
+        memcpy(block + at[k], &h, sizeof h);
+    }
+}
+
+void sop_fill(const sop_tensor *v, sop_family family, uint64_t seed)
+{
+    const int64_t n = sop_view_blocks(v);
+    uint64_t state = seed;
+    double before = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = sop_view_at(v, i);
+        if (sop_dtype_block(v->dtype) > 1) {
+            fill_block((unsigned char *)v->data + (size_t)at * sop_dtype_bytes(v->dtype), v->dtype,
+                       &state);
+        } else if (v->dtype >= SOP_I8) {
+            sop_store(v->data, v->dtype, at, 0);
+        } else {
+            sop_store(v->data, v->dtype, at, before = value(family, &state, before, i));
+        }
+    }
+}

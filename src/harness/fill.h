@@ -1,0 +1,28 @@
+/* harness/fill.h: walking a view, and random content for it. The room's own. */
+#ifndef HARNESS_FILL_H
+#define HARNESS_FILL_H
+
+#include "sop/variant.h"
+
+/* What is laid down where nothing may be read or everything must be written: NaN as f32, f16, bf16
+ * and f64, nonsense as an integer. */
+#define SOP_POISON 0xffa5u
+void sop_poison(void *data, size_t bytes);
+
+/* Blocks of a view (elements of a plain type) in dense order, and where block i lies. */
+int64_t sop_view_blocks(const sop_tensor *v);
+int64_t sop_view_at(const sop_tensor *v, int64_t i);
+
+/* Families of values: each hides other faults, so a row must be right on all. */
+typedef enum sop_family {
+    SOP_FAMILY_UNIFORM,   /* [0, 1): nothing cancels, a dropped term shows little */
+    SOP_FAMILY_NORMAL,    /* mean 0, deviation 1 */
+    SOP_FAMILY_OUTLIERS,  /* normal, 1 of 64 times 300, cut off at 1000 */
+    SOP_FAMILY_CANCELLING /* neighbours are negatives of each other up to 1e-3 */
+} sop_family;
+
+/* Fill the view's elements; gaps stay. Block formats get random valid blocks: finite scales near
+ * 1/64, any codes. Integers get 0. The same for the same seed. */
+void sop_fill(const sop_tensor *v, sop_family family, uint64_t seed);
+
+#endif

@@ -1,0 +1,52 @@
+/* harness/harness.h: is a row right, and how fast is it. The one comparer; results are data, printing
+ * is the caller's. */
+#ifndef HARNESS_HARNESS_H
+#define HARNESS_HARNESS_H
+
+#include "sop/device.h"
+
+/* ---- right ----
+ *
+ * A row runs at one desc in several trials, each with another family of values (uniform, normal,
+ * outliers, near-cancelling), with and without its optional operands, with live absent, about half
+ * and 0, aligned to 64 bytes and to one element only, apart and in place. In each:
+ *
+ * - every element that the reference addresses is within the op's bound of the float64 value, or of
+ *   the same class when that is not finite; a reference row may only round
+ * - every other byte of an output stays as it was: gaps of strides, rows past live, what a PARTIAL
+ *   output does not address; a whole output is addressed when live is absent
+ * - inputs, and 64 bytes before and after every operand and the scratch, stay as they were; gaps and
+ *   scratch hold NaN before the run, so that what reads them shows
+ * - 1, 2 and 3 threads give the same bits; with SOP_ROW_INVARIANT, so do more live rows
+ *
+ * Live rows are counted along the first extent of the INDEX operands, the least of them, or of
+ * operand 0 where there are none. An operation of over 3e7 FLOPs gets the first two trials only. */
+
+typedef enum sop_check_verdict {
+    SOP_CHECK_PASS,
+    SOP_CHECK_FAIL,
+    SOP_CHECK_SKIP /* the row refuses the desc or this machine; why says it */
+} sop_check_verdict;
+
+typedef struct sop_check_result {
+    int32_t verdict, trials;
+    double worst; /* largest error / bound of all elements and trials */
+    int32_t role; /* where: this operand, this element of its dense form */
+    int64_t index;
+    double got, want, bound;
+    char why[256]; /* of a skip, or the first fault; else "" */
+} sop_check_result;
+
+typedef struct sop_checker sop_checker; /* CPU devices with 1, 2 and 3 threads */
+sop_status sop_checker_create(sop_checker **out);
+void sop_checker_destroy(sop_checker *c);
+
+/* Check rows [n_rows] of op at one desc; results [n_rows]. SOP_E_NOMEM and SOP_E_INTERNAL (a broken
+ * contract) are returned, a faulty row is a result. */
+sop_status sop_check(sop_checker *c, const sop_op *op, const sop_row *const *rows, int32_t n_rows,
+                     const void *desc, sop_check_result *results);
+
+/* The largest desc and number of roles that the harness handles. */
+enum { SOP_MOST_DESC_BYTES = 1024, SOP_MOST_ROLES = 16 };
+
+#endif
