@@ -1,0 +1,155 @@
+/* superop check: is every variant right, on every case, within the op's bound of float64. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "harness/harness.h"
+
+static bool o_all;
+static const char *o_variant;
+
+static int passed, failed, skipped;
+
+enum { MOST_ROWS = 64 };
+
+/* What the cases of one row came to. */
+typedef struct row_tally {
+    int passed, failed, skipped;
+    double worst;  /* error / bound */
+    char why[256]; /* of the last skip */
+} row_tally;
+
+static void count(const sop_row *row, const char *shape, const sop_check_result *r, row_tally *t)
+{
+    switch (r->verdict) {
+    case SOP_CHECK_PASS:
+        t->passed++;
+        if (r->worst > t->worst) t->worst = r->worst;
+        break;
+    case SOP_CHECK_SKIP:
+        t->skipped++;
+        (void)snprintf(t->why, sizeof t->why, "%s", r->why);
+        break;
+    default: t->failed++; printf("FAILED %s at %s: %s\n", row->name, shape, r->why);
+    }
+}
+
+static void print_tally(const sop_row *row, const row_tally *t)
+{
+    printf("%-28s %3d passed", row->name, t->passed);
+    if (t->failed) printf(", %d failed", t->failed);
+    if (t->skipped) printf(", %d skipped (%s)", t->skipped, t->why);
+    if (t->passed) printf(", worst error %.2f of the bound", t->worst);
+    putchar('\n');
+    passed += t->passed, failed += t->failed, skipped += t->skipped;
+}
+
+/* The rows of an op that --variant asks for. */
+static int chosen_rows(const sop_op *op, const sop_row **rows)
+{
+    int n = 0;
+    for (int i = 0; i < op->n_rows && n < MOST_ROWS; i++)
+        if (!o_variant || strcmp(op->rows[i].name, o_variant) == 0) rows[n++] = &op->rows[i];
+    return n;
+}
+
+static int check_one(sop_checker *c, const sop_op *op, const sop_row *const *rows, int n_rows,
+                     const void *desc, row_tally *tallies)
+{
+    sop_check_result results[MOST_ROWS];
+    char shape[512];
+    const sop_status s = sop_check(c, op, rows, n_rows, desc, results);
+    if (s != SOP_OK) return cli_status(s);
+    sop_desc_print(op, desc, shape, sizeof shape);
+    for (int i = 0; i < n_rows; i++) count(rows[i], shape, &results[i], &tallies[i]);
+    return CLI_OK;
+}
+
+/* At the shape of args, or at each of the op's cases. */
+static int check_op(sop_checker *c, const sop_op *op, int n_args, char **args)
+{
+    const sop_row *rows[MOST_ROWS];
+    row_tally tallies[MOST_ROWS] = {{0}};
+    cli_progress progress;
+    const int n_rows = chosen_rows(op, rows);
+    int n_cases = 0, code = CLI_OK;
+    while (op->cases[n_cases]) n_cases++;
+    cli_progress_start(&progress, "checking");
+    for (int i = 0; i < (n_args ? 1 : n_cases) && n_rows && !code; i++) {
+        char *text = NULL;
+        void *desc = NULL;
+        if (!n_args && !(text = strdup(op->cases[i]))) return cli_fail(CLI_FAILED, "out of memory");
+        cli_progress_count(&progress, i, n_cases, op->name);
+        code = cli_desc(op, n_args ? n_args : 1, n_args ? args : &text, &desc);
+        if (!code) code = check_one(c, op, rows, n_rows, desc, tallies);
+        free(desc);
+        free(text);
+    }
+    cli_progress_end(&progress);
+    for (int i = 0; i < n_rows && !code; i++) print_tally(rows[i], &tallies[i]);
+    return code;
+}
+
+/* The op that has a row of this name. */
+static int op_of_variant(const sop_op **out)
+{
+    const char *names[512];
+    int n = 0;
+    for (const sop_op *const *op = sop_ops(); *op; op++)
+        for (int i = 0; i < (*op)->n_rows && n < CLI_N(names); i++) {
+            names[n++] = (*op)->rows[i].name;
+            if (strcmp(names[n - 1], o_variant) == 0) {
+                *out = *op;
+                return CLI_OK;
+            }
+        }
+    return cli_unknown("variant", o_variant, names, n);
+}
+
+static int check_run(int n, char **args)
+{
+    const sop_op *one = NULL, *of_variant = NULL;
+    sop_checker *c = NULL;
+    int code = CLI_OK;
+    if (n && o_all) return cli_fail(CLI_USAGE, "--all and %s: give one of them", args[0]);
+    if (!n && !o_all && !o_variant)
+        return cli_fail(CLI_USAGE, "give an operator (superop ops lists them) or --all");
+    if (n) code = cli_op(args[0], &one);
+    if (!code && o_variant) code = op_of_variant(&of_variant);
+    if (!code && one && of_variant && one != of_variant)
+        code = cli_fail(CLI_USAGE, "%s is a variant of %s, not of %s", o_variant, of_variant->name,
+                        one->name);
+    if (code) return code;
+    if (!one) one = of_variant;
+    const sop_status s = sop_checker_create(&c);
+    if (s != SOP_OK) return cli_status(s);
+    for (const sop_op *const *op = sop_ops(); *op && !code; op++)
+        if (!one || *op == one) code = check_op(c, *op, n ? n - 1 : 0, args + 1);
+    sop_checker_destroy(c);
+    if (code) return code;
+    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    return failed ? CLI_FAILED : CLI_OK;
+}
+
+static const cli_option options[] = {
+    {"all", 'a', CLI_FLAG, &o_all, NULL, .help = "every operator"},
+    {"variant", 'v', CLI_TEXT, &o_variant, "NAME", .help = "this variant only"},
+};
+
+const cli_verb verb_check = {
+    .name = "check",
+    .brief = "compare variants with float64, within the bound of their operator",
+    .args = "[OP [KEY=VALUE ...]]",
+    .options = options,
+    .n_options = CLI_N(options),
+    .least = 0,
+    .most = -1,
+    .examples = "  superop check --all\n"
+                "  superop check rmsnorm\n"
+                "  superop check rmsnorm tokens=3 dim=100 x_stride=128\n"
+                "  superop check --variant rmsnorm_f32_avx2\n",
+    .more =
+        "Without KEY=VALUE, an operator's own cases are checked. SOP_CPU_MASK=0 in the environment\n"
+        "hides all special instructions, 1 all but AVX2.\n",
+    .run = check_run,
+};
