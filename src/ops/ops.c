@@ -3,6 +3,9 @@
 #include <string.h>
 
 static const sop_op *const ops[] = {
+    &sop_op_embed,
+    &sop_op_rope,
+    &sop_op_kv_append,
     &sop_op_rmsnorm,
     NULL,
 };

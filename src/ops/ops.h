@@ -5,6 +5,9 @@
 #include "sop/desc.h"
 #include "sop/variant.h"
 
+extern const sop_op sop_op_embed;
+extern const sop_op sop_op_rope;
+extern const sop_op sop_op_kv_append;
 extern const sop_op sop_op_rmsnorm;
 
 #endif

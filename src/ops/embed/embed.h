@@ -1,0 +1,11 @@
+/* ops/embed: the contract is in sop/desc.h. */
+#ifndef OPS_EMBED_H
+#define OPS_EMBED_H
+
+#include "sop/desc.h"
+
+sop_status sop_embed_reference(const sop_call *call, const sop_judge *judge); /* embed_ref.c */
+sop_status sop_embed_ref(const sop_call *call);
+sop_status sop_embed_c(const sop_call *call); /* embed_c.c */
+
+#endif
