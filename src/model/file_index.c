@@ -5,13 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/hash.h"
 #include "base/status.h"
 
-enum { CHUNK_BYTES = 64 << 10 };
+enum {
+    CHUNK_BYTES = 64 << 10,
+    /* A table that is half full keeps its longest run near 4 ln n = 56 for 2^20 names; only names that
+     * were chosen to collide pass this, and they would make opening a file quadratic. */
+    MAX_PROBES = 512
+};
 
 /* What take() gives out comes from a list of blocks; larger wishes get a block of their own. */
 struct sop_file_chunk {
@@ -26,8 +31,6 @@ sop_file *sop_file_create(void)
         (void)sop_fail(SOP_E_NOMEM, "a file's index of %zu bytes", sizeof *f);
         return NULL;
     }
-    if (getrandom(&f->seed, sizeof f->seed, GRND_NONBLOCK) != sizeof f->seed)
-        f->seed = (uint64_t)(uintptr_t)f;
     return f;
 }
 
@@ -165,21 +168,6 @@ bool sop_file_name_ok(const char *s, size_t n)
     return true;
 }
 
-/* Eight bytes a step through a 64x64 -> 128 bit product, folded. */
-static uint64_t hash(uint64_t seed, const char *s)
-{
-    const size_t n = strlen(s);
-    uint64_t h = seed ^ n;
-    for (size_t at = 0; at < n; at += 8) {
-        uint64_t w = 0;
-        memcpy(&w, s + at, n - at < 8 ? n - at : 8);
-        /* odd constant: 2^64 over the golden ratio */
-        const unsigned __int128 m = (unsigned __int128)(h ^ w) * UINT64_C(0x9e3779b97f4a7c15);
-        h = (uint64_t)m ^ (uint64_t)(m >> 64) ^ seed;
-    }
-    return h;
-}
-
 static const char *path_of(const sop_file *f, int32_t map)
 {
     return (size_t)map < f->n_maps ? f->maps[map].path : "memory";
@@ -190,12 +178,15 @@ static const char *name_at(const sop_file *f, const sop_file_slots *s, uint32_t 
     return s == &f->tensor_slots ? f->tensors[i].name : f->metas[i].key;
 }
 
-/* The slot that holds name, or the free one where it would be. */
+/* The slot that holds name, or the free one where it would be; size when neither is near. */
 static size_t slot_of(const sop_file *f, const sop_file_slots *s, const char *name)
 {
-    size_t i = hash(f->seed, name) & s->mask;
-    while (s->slot[i] && strcmp(name_at(f, s, s->slot[i] - 1), name) != 0) i = (i + 1) & s->mask;
-    return i;
+    const size_t hash = sop_hash(name, strlen(name), 0);
+    for (size_t k = 0; k < MAX_PROBES; k++) {
+        const size_t i = (hash + k) & s->mask;
+        if (!s->slot[i] || strcmp(name_at(f, s, s->slot[i] - 1), name) == 0) return i;
+    }
+    return s->mask + 1;
 }
 
 static sop_status seal(const sop_file *f, sop_file_slots *s, size_t n)
@@ -203,12 +194,14 @@ static sop_status seal(const sop_file *f, sop_file_slots *s, size_t n)
     const bool tensors = s == &f->tensor_slots;
     size_t size = 16;
     while (size < 2 * n) size *= 2;
-    s->slot = calloc(size, sizeof *s->slot);
+    s->slot = calloc(size + 1, sizeof *s->slot); /* the last one stays free */
     if (!s->slot) return sop_fail(SOP_E_NOMEM, "a file's index: %zu slots", size);
     s->mask = size - 1;
     for (uint32_t i = 0; i < n; i++) {
         const char *name = name_at(f, s, i);
         const size_t at = slot_of(f, s, name);
+        if (at == size)
+            return sop_fail(SOP_E_FORMAT, "%s: its names were made to collide", path_of(f, 0));
         if (s->slot[at])
             return sop_fail(SOP_E_FORMAT, "%s: %s %s stands there twice",
                             path_of(f, tensors ? f->tensors[i].map : 0), tensors ? "tensor" : "key",

@@ -65,7 +65,6 @@ struct sop_file {
     sop_meta *metas;
     size_t n_metas, cap_metas;
     sop_file_slots tensor_slots, meta_slots;
-    uint64_t seed;               /* of the hash, so that no file can be made to collide */
     struct sop_file_chunk *head; /* what sop_file_take gave out */
 };
 

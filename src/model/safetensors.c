@@ -156,7 +156,7 @@ static sop_status place(sop_file *f, const char *name, const uint8_t *data, uint
 {
     uint64_t expect = 0;
     const char *before = "the header";
-    qsort(ranges, n, sizeof *ranges, by_place);
+    if (n > 0) qsort(ranges, n, sizeof *ranges, by_place);
     for (size_t i = 0; i < n; i++) {
         sop_file_tensor_entry *t = &f->tensors[ranges[i].tensor];
         if (ranges[i].begin != expect)
