@@ -1,0 +1,69 @@
+#!/bin/bash
+# make check: every test, in lanes, cheap ones first; the last line sums them all.
+#   LANES="format dev"   only these
+#   MODELS=all           all models that pull knows; without it, the default one
+#   BUDGET=1140          seconds; a lane that would not fit any more is a counted skip
+# A lane is a function that ends with a line "N passed, N failed, N skipped"; where it has none, it is
+# one test. Its output is in build/check/LANE.log.
+cd "$(dirname "$0")/.." || exit 2
+cores=$(nproc)
+budget=${BUDGET:-1140}
+out=build/check
+mkdir -p $out
+
+fixed="setarch -R" # the thread sanitizer of gcc 12 needs addresses that are not random
+$fixed true 2>/dev/null || fixed=
+
+build() { # PRESET [TARGET...]
+    preset=$1
+    shift
+    cmake --preset "$preset" && cmake --build build/"$preset" -j "$cores" ${*:+--target "$@"}
+}
+run_ctest() { # PRESET [CTEST OPTION...]
+    dir=build/$1
+    shift
+    $fixed ctest --test-dir "$dir" -j "$cores" --output-on-failure --timeout 600 "$@"
+    result=$?
+    awk -f tests/ctest_count.awk "$dir"/Testing/Temporary/LastTest.log
+    return $result
+}
+
+lane_format() { git ls-files '*.c' '*.h' | xargs clang-format --dry-run -Werror; }
+lane_layers() { tests/layers.sh; }
+lane_headers() { tests/headers.sh; }
+lane_dev() { build dev && run_ctest dev; }
+lane_clang() { build clang; }
+lane_asan() { build asan && run_ctest asan; }
+lane_tsan() { build tsan && run_ctest tsan -R "$threaded"; }
+threaded='pool|check_ops$'
+
+# The seconds that each takes on two cores, from nothing.
+lanes="format:5 layers:1 headers:15 dev:120 clang:60 asan:240 tsan:120"
+
+passed=0 failed=0 skipped=0
+finish() { # LANE SECONDS LINE
+    set -- "$1" "$2" $3
+    passed=$((passed + $3)) failed=$((failed + $5)) skipped=$((skipped + $7))
+    printf '%-9s %5d passed, %d failed, %d skipped  %4d s\n' "$1" "$3" "$5" "$7" "$2"
+}
+for entry in $lanes; do
+    lane=${entry%:*} seconds=${entry#*:} log=$out/${entry%:*}.log from=$SECONDS
+    case " ${LANES:-$lane} " in *" $lane "*) ;; *) continue ;; esac
+    if [ $((SECONDS + seconds)) -gt "$budget" ]; then
+        echo "$lane is left out: it takes $seconds s, and $((budget - SECONDS)) s of $budget s are left"
+        finish "$lane" 0 "0 passed, 0 failed, 1 skipped"
+        continue
+    fi
+    (lane_"$lane") >"$log" 2>&1
+    result=$?
+    line=$(tail -1 "$log" | grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$')
+    if [ $result != 0 ]; then
+        case $line in "" | *" 0 failed"*) line="0 passed, 1 failed, 0 skipped" ;; esac
+        grep -E '^FAILED|[Ee]rror|\*\*\*' "$log" | head -20
+        tail -5 "$log"
+        echo "$lane failed; all it said is in $log"
+    fi
+    finish "$lane" $((SECONDS - from)) "${line:-1 passed, 0 failed, 0 skipped}"
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ]
