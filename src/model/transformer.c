@@ -1,0 +1,514 @@
+/* The common builder: the modules of a decoder, in order, from its parameters and its file.
+ *
+ *   X residual [t, d]   H normed [t, d]   QKV [t, (h + 2g) k]   ATT [t, h v]   O [t, d]
+ *   GU gate | up [t, 2f]   ACT [t, f]
+ *
+ * A block's result O is added to X inside the next norm; a weight the file lacks is named. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/status.h"
+#include "model/arch.h"
+#include "ops/linear/dequant.h"
+
+enum { X, H, QKV, ATT, O, GU, ACT, OUT_X, OUT_O, OUT_H, LOGITS, N_BUFFERS };
+
+struct builder {
+    const sop_file *file;
+    const sop_params *p;
+    sop_program *program;
+    int32_t freqs[2];
+    float mscale[2];
+    int32_t embedding;
+    int64_t parameters;
+    const char *prefix; /* of names in a Hugging Face file */
+};
+
+/* GGUF's word for a weight and Hugging Face's. */
+struct name {
+    const char *gguf, *hf;
+};
+static const struct name EMBED = {"token_embd.weight", "embed_tokens.weight"},
+                         FINAL_NORM = {"output_norm.weight", "norm.weight"},
+                         HEAD = {"output.weight", "lm_head.weight"},
+                         ATTN_NORM = {"attn_norm.weight", "input_layernorm.weight"},
+                         Q = {"attn_q.weight", "self_attn.q_proj.weight"},
+                         K = {"attn_k.weight", "self_attn.k_proj.weight"},
+                         V = {"attn_v.weight", "self_attn.v_proj.weight"},
+                         BQ = {"attn_q.bias", "self_attn.q_proj.bias"},
+                         BK = {"attn_k.bias", "self_attn.k_proj.bias"},
+                         BV = {"attn_v.bias", "self_attn.v_proj.bias"},
+                         Q_NORM = {"attn_q_norm.weight", "self_attn.q_norm.weight"},
+                         K_NORM = {"attn_k_norm.weight", "self_attn.k_norm.weight"},
+                         WO = {"attn_output.weight", "self_attn.o_proj.weight"},
+                         BO = {"attn_output.bias", "self_attn.o_proj.bias"},
+                         POST_ATTN = {"post_attention_norm.weight",
+                                      "post_attention_layernorm.weight"},
+                         FFN_NORM = {"ffn_norm.weight", "post_attention_layernorm.weight"},
+                         GEMMA_FFN_NORM = {"ffn_norm.weight", "pre_feedforward_layernorm.weight"},
+                         GATE = {"ffn_gate.weight", "mlp.gate_proj.weight"},
+                         UP = {"ffn_up.weight", "mlp.up_proj.weight"},
+                         DOWN = {"ffn_down.weight", "mlp.down_proj.weight"},
+                         B_GATE = {"ffn_gate.bias", "mlp.gate_proj.bias"},
+                         B_UP = {"ffn_up.bias", "mlp.up_proj.bias"},
+                         B_DOWN = {"ffn_down.bias", "mlp.down_proj.bias"},
+                         POST_FFN = {"post_ffw_norm.weight", "post_feedforward_layernorm.weight"};
+
+static const char *full_name(const struct builder *b, const struct name *n, int64_t layer,
+                             char *out, size_t cap)
+{
+    const bool gguf = sop_file_kind(b->file) == SOP_FILE_GGUF;
+    if (layer >= 0)
+        (void)snprintf(out, cap, gguf ? "blk.%lld.%s%s" : "layers.%lld.%s%s", (long long)layer,
+                       gguf ? n->gguf : "", gguf ? "" : n->hf);
+    else
+        (void)snprintf(out, cap, "%s", gguf ? n->gguf : n->hf);
+    if (!gguf && n != &HEAD) {
+        char bare[128];
+        (void)snprintf(bare, sizeof bare, "%s", out);
+        (void)snprintf(out, cap, "%s%s", b->prefix, bare);
+    }
+    return out;
+}
+
+static bool has(const struct builder *b, const struct name *n, int64_t layer)
+{
+    char name[160];
+    sop_tensor t;
+    return sop_file_tensor(b->file, full_name(b, n, layer, name, sizeof name), &t);
+}
+
+static sop_status find(const struct builder *b, const struct name *n, int64_t layer, int64_t rows,
+                       int64_t cols, char *name, size_t cap, sop_tensor *t)
+{
+    full_name(b, n, layer, name, cap);
+    if (!sop_file_tensor(b->file, name, t))
+        return sop_fail(SOP_E_FORMAT, "the tensor %s is missing", name);
+    const int64_t r = t->ndim == 2 ? t->shape[0] : 1, c = t->ndim ? t->shape[t->ndim - 1] : 0;
+    if (t->ndim < 1 || t->ndim > 2 || r != rows || c != cols)
+        return sop_fail(SOP_E_FORMAT, "the tensor %s is [%lld, %lld], must be [%lld, %lld]", name,
+                        (long long)r, (long long)c, (long long)rows, (long long)cols);
+    if (!sop_dequant_takes(t->dtype))
+        return sop_fail(SOP_E_UNSUPPORTED, "the tensor %s has a type that is not for weights%s%s",
+                        name, t->dtype >= 0 ? ": " : "",
+                        t->dtype >= 0 ? sop_dtype_text(t->dtype) : "");
+    return SOP_OK;
+}
+
+/* A matrix of the file, in place; copied only when its numbers lie unaligned. */
+static sop_status matrix(struct builder *b, const struct name *n, int64_t layer, int64_t rows,
+                         int64_t cols, int32_t *out, int32_t *dtype)
+{
+    char name[160];
+    sop_tensor t;
+    SOP_TRY(find(b, n, layer, rows, cols, name, sizeof name, &t));
+    const size_t bytes = (size_t)rows * sop_dtype_row_bytes(t.dtype, cols);
+    const size_t unit = t.dtype == SOP_F32 ? 4 : t.dtype == SOP_F16 || t.dtype == SOP_BF16 ? 2 : 1;
+    void *own = NULL;
+    if ((uintptr_t)t.data % unit) {
+        own = malloc(bytes);
+        if (!own) return sop_fail(SOP_E_NOMEM, "%s: an aligned copy of %zu bytes", name, bytes);
+        memcpy(own, t.data, bytes);
+    }
+    *out = sop_program_weight(b->program, name, t.dtype, rows, cols, own ? own : t.data, bytes);
+    if (*out < 0) {
+        free(own);
+        return SOP_E_NOMEM;
+    }
+    b->program->weights[*out].own = own;
+    b->parameters += rows * cols;
+    *dtype = t.dtype;
+    return SOP_OK;
+}
+
+/* A vector as floats. */
+static sop_status vector(struct builder *b, const struct name *n, int64_t layer, int64_t size,
+                         int32_t *out)
+{
+    char name[160];
+    sop_tensor t;
+    SOP_TRY(find(b, n, layer, 1, size, name, sizeof name, &t));
+    float *floats = malloc((size_t)size * sizeof *floats);
+    if (!floats) return sop_fail(SOP_E_NOMEM, "%s: %lld floats", name, (long long)size);
+    sop_dequant_row(t.dtype, t.data, size, floats);
+    *out = sop_program_floats(b->program, name, floats, size);
+    free(floats);
+    b->parameters += size;
+    return *out < 0 ? SOP_E_NOMEM : SOP_OK;
+}
+
+static sop_arg buffer(int32_t index, int64_t floats)
+{
+    return (sop_arg){SOP_ARG_BUFFER, index, floats * 4};
+}
+
+static sop_arg weight(int32_t index)
+{
+    return (sop_arg){SOP_ARG_WEIGHT, index, 0};
+}
+
+static sop_arg input(int32_t kind, int64_t group)
+{
+    return (sop_arg){SOP_ARG_INPUT, kind, group};
+}
+
+static const sop_arg live = {SOP_ARG_LIVE, 0, 0};
+
+static sop_status add(struct builder *b, const sop_module *m)
+{
+    return sop_program_add(b->program, m) < 0 ? SOP_E_NOMEM : SOP_OK;
+}
+
+/* y = norm(x), or x += o first. */
+static sop_status norm(struct builder *b, const char *kind, const struct name *n, int64_t layer,
+                       int32_t extent, int32_t o, int32_t x, int32_t y)
+{
+    int32_t w;
+    SOP_TRY(vector(b, n, layer, b->p->dim, &w));
+    sop_module m = {.kind = kind, .op = &sop_op_rmsnorm, .layer = (int32_t)layer, .extent = extent};
+    m.guard = SOP_RMSNORM_Y;
+    m.desc.rmsnorm = (sop_rmsnorm_desc){
+        .heads = 1, .dim = b->p->dim, .eps = (float)b->p->eps, .offset = b->p->norm_offset};
+    m.args[SOP_RMSNORM_X] = buffer(o >= 0 ? o : x, 0);
+    if (o >= 0) {
+        m.folded = "residual";
+        m.note = "folded into the norm: r += x in the pass that reads it";
+        m.args[SOP_RMSNORM_R] = m.args[SOP_RMSNORM_R_OUT] = buffer(x, 0);
+    }
+    m.args[SOP_RMSNORM_W] = weight(w);
+    m.args[SOP_RMSNORM_LIVE] = live;
+    m.args[SOP_RMSNORM_Y] = buffer(y, 0);
+    return add(b, &m);
+}
+
+struct part {
+    const struct name *w, *bias;
+    int64_t n;
+};
+
+static sop_status linear(struct builder *b, const char *kind, int64_t layer, int32_t extent,
+                         const struct part *parts, int32_t n_parts, int64_t k, int32_t x, int32_t y)
+{
+    sop_module m = {.kind = kind, .op = &sop_op_linear, .layer = (int32_t)layer, .extent = extent};
+    sop_linear_desc *d = &m.desc.linear;
+    m.guard = SOP_LINEAR_Y;
+    d->k = k;
+    for (int32_t j = 0; j < n_parts; j++) {
+        int32_t w;
+        SOP_TRY(matrix(b, parts[j].w, layer, parts[j].n, k, &w, &d->w_dtype[j]));
+        d->n[j] = parts[j].n;
+        d->layouts[j] = SOP_LAYOUT_PLAIN;
+        m.args[SOP_LINEAR_W0 + j] = weight(w);
+        if (parts[j].bias && has(b, parts[j].bias, layer)) {
+            SOP_TRY(vector(b, parts[j].bias, layer, parts[j].n, &w));
+            m.args[SOP_LINEAR_B0 + j] = weight(w);
+            d->bias |= 1 << j;
+        }
+    }
+    m.args[SOP_LINEAR_X] = buffer(x, 0);
+    m.args[SOP_LINEAR_LIVE] = live;
+    m.args[SOP_LINEAR_Y] = buffer(y, 0);
+    return add(b, &m);
+}
+
+static int64_t qkv_row(const sop_params *p)
+{
+    return p->heads * p->k + p->kv_heads * (p->k + p->v);
+}
+
+/* Norm each head of the q or k columns of QKV. */
+static sop_status head_norm(struct builder *b, const struct name *n, int64_t layer, int64_t heads,
+                            int64_t at)
+{
+    const sop_params *p = b->p;
+    int32_t w;
+    SOP_TRY(vector(b, n, layer, p->k, &w));
+    sop_module m = {.kind = n == &Q_NORM ? "q norm" : "k norm",
+                    .op = &sop_op_rmsnorm,
+                    .layer = (int32_t)layer,
+                    .extent = SOP_EXTENT_TOKENS,
+                    .guard = SOP_RMSNORM_Y};
+    m.desc.rmsnorm = (sop_rmsnorm_desc){.heads = heads,
+                                        .dim = p->k,
+                                        .x_stride = qkv_row(p),
+                                        .y_stride = qkv_row(p),
+                                        .eps = (float)p->eps,
+                                        .offset = p->norm_offset};
+    m.args[SOP_RMSNORM_X] = m.args[SOP_RMSNORM_Y] = buffer(QKV, at);
+    m.args[SOP_RMSNORM_W] = weight(w);
+    m.args[SOP_RMSNORM_LIVE] = live;
+    return add(b, &m);
+}
+
+static sop_status rope(struct builder *b, int64_t layer)
+{
+    const sop_params *p = b->p;
+    const int32_t set = p->rope_of[layer];
+    sop_module m = {.kind = "rope",
+                    .op = &sop_op_rope,
+                    .layer = (int32_t)layer,
+                    .extent = SOP_EXTENT_TOKENS,
+                    .guard = SOP_ROPE_Y,
+                    .switches = SOP_MODULE_ROPE};
+    m.desc.rope = (sop_rope_desc){.heads = p->heads + p->kv_heads, /* q and k stand side by side */
+                                  .k = p->k,
+                                  .rot = p->rot,
+                                  .x_stride = qkv_row(p),
+                                  .y_stride = qkv_row(p),
+                                  .mscale = b->mscale[set],
+                                  .interleaved = p->interleaved};
+    m.args[SOP_ROPE_X] = m.args[SOP_ROPE_Y] = buffer(QKV, 0);
+    m.args[SOP_ROPE_POS] = input(SOP_INPUT_POS, 0);
+    m.args[SOP_ROPE_FREQS] = weight(b->freqs[set]);
+    m.args[SOP_ROPE_LIVE] = live;
+    return add(b, &m);
+}
+
+/* The new keys and values into the pages, then the core. */
+static sop_status attention(struct builder *b, int64_t layer)
+{
+    const sop_params *p = b->p;
+    const int64_t page = SOP_KV_PAGE, g = p->kv_heads;
+    const int32_t at = sop_program_layer(
+        b->program, (sop_kv_layer){.heads = g, .k = p->k, .v = p->v, .window = p->window[layer]});
+    if (at < 0) return SOP_E_NOMEM;
+    sop_module m = {.kind = "kv append",
+                    .op = &sop_op_kv_append,
+                    .layer = at,
+                    .extent = SOP_EXTENT_TOKENS,
+                    .guard = -1,
+                    .switches = SOP_MODULE_KV};
+    const int64_t k_at = p->heads * p->k, v_at = k_at + g * p->k;
+    /* pools: [pages, g, page, k], so that a head's keys of a page are one run */
+    m.desc.kv_append = (sop_kv_append_desc){.heads = g,
+                                            .k = p->k,
+                                            .v = p->v,
+                                            .page = page,
+                                            .k_stride = qkv_row(p),
+                                            .k_head = p->k,
+                                            .v_stride = qkv_row(p),
+                                            .v_head = p->v,
+                                            .kp_page = g * page * p->k,
+                                            .kp_token = p->k,
+                                            .kp_head = page * p->k,
+                                            .vp_page = g * page * p->v,
+                                            .vp_token = p->v,
+                                            .vp_head = page * p->v,
+                                            .kv_dtype = b->program->kv_dtype};
+    m.args[SOP_KV_APPEND_K] = buffer(QKV, k_at);
+    m.args[SOP_KV_APPEND_V] = buffer(QKV, v_at);
+    m.args[SOP_KV_APPEND_SLOTS] = input(SOP_INPUT_SLOTS, at);
+    m.args[SOP_KV_APPEND_LIVE] = live;
+    m.args[SOP_KV_APPEND_K_POOL] = (sop_arg){SOP_ARG_POOL, at, 0};
+    m.args[SOP_KV_APPEND_V_POOL] = (sop_arg){SOP_ARG_POOL, at, 1};
+    SOP_TRY(add(b, &m));
+
+    const sop_kv_append_desc pools = m.desc.kv_append;
+    m = (sop_module){.kind = "attention core",
+                     .op = &sop_op_attention,
+                     .folded = "mask fusion",
+                     .note =
+                         p->window[layer]
+                             ? "folded into the core: causal, window, each sequence's own length"
+                             : "folded into the core: causal, each sequence's own length",
+                     .layer = at,
+                     .extent = SOP_EXTENT_TOKENS,
+                     .guard = SOP_ATTENTION_O};
+    m.desc.attention = (sop_attention_desc){.heads = p->heads,
+                                            .kv_heads = g,
+                                            .k = p->k,
+                                            .v = p->v,
+                                            .page = page,
+                                            .q_stride = qkv_row(p),
+                                            .q_head = p->k,
+                                            .o_stride = p->heads * p->v,
+                                            .o_head = p->v,
+                                            .kp_page = pools.kp_page,
+                                            .kp_token = pools.kp_token,
+                                            .kp_head = pools.kp_head,
+                                            .vp_page = pools.vp_page,
+                                            .vp_token = pools.vp_token,
+                                            .vp_head = pools.vp_head,
+                                            .window = p->window[layer],
+                                            .scale = p->scale,
+                                            .cap = p->cap,
+                                            .kv_dtype = b->program->kv_dtype,
+                                            .causal = 1};
+    m.args[SOP_ATTENTION_Q] = buffer(QKV, 0);
+    m.args[SOP_ATTENTION_K_POOL] = (sop_arg){SOP_ARG_POOL, at, 0};
+    m.args[SOP_ATTENTION_V_POOL] = (sop_arg){SOP_ARG_POOL, at, 1};
+    m.args[SOP_ATTENTION_TABLE] = input(SOP_INPUT_TABLE, at);
+    m.args[SOP_ATTENTION_Q_START] = input(SOP_INPUT_Q_START, 0);
+    m.args[SOP_ATTENTION_KV_LEN] = input(SOP_INPUT_KV_LEN, 0);
+    m.args[SOP_ATTENTION_LIVE] = (sop_arg){SOP_ARG_LIVE, SOP_EXTENT_SEQS + 1, 0};
+    m.args[SOP_ATTENTION_O] = buffer(ATT, 0);
+    return add(b, &m);
+}
+
+static sop_status gated(struct builder *b, int64_t layer)
+{
+    sop_module m = {.kind = "mlp activation",
+                    .op = &sop_op_gated,
+                    .layer = (int32_t)layer,
+                    .extent = SOP_EXTENT_TOKENS,
+                    .guard = SOP_GATED_Y};
+    m.desc.gated = (sop_gated_desc){.dim = b->p->ffn, .act = b->p->act};
+    m.args[SOP_GATED_X] = buffer(GU, 0);
+    m.args[SOP_GATED_LIVE] = live;
+    m.args[SOP_GATED_Y] = buffer(ACT, 0);
+    return add(b, &m);
+}
+
+static sop_status layer(struct builder *b, int64_t l)
+{
+    const sop_params *p = b->p;
+    const int32_t t = SOP_EXTENT_TOKENS;
+    SOP_TRY(norm(b, "norm", &ATTN_NORM, l, t, l ? O : -1, X, H));
+    SOP_TRY(linear(b, "qkv projection", l, t,
+                   (const struct part[]){{&Q, &BQ, p->heads * p->k},
+                                         {&K, &BK, p->kv_heads * p->k},
+                                         {&V, &BV, p->kv_heads * p->v}},
+                   3, p->dim, H, QKV));
+    if (p->qk_norm) {
+        SOP_TRY(head_norm(b, &Q_NORM, l, p->heads, 0));
+        SOP_TRY(head_norm(b, &K_NORM, l, p->kv_heads, p->heads * p->k));
+    }
+    SOP_TRY(rope(b, l));
+    SOP_TRY(attention(b, l));
+    SOP_TRY(linear(b, "output projection", l, t, &(struct part){&WO, &BO, p->dim}, 1,
+                   p->heads * p->v, ATT, O));
+    if (p->post_norm) SOP_TRY(norm(b, "post norm", &POST_ATTN, l, t, -1, O, O));
+    SOP_TRY(norm(b, "norm", p->post_norm ? &GEMMA_FFN_NORM : &FFN_NORM, l, t, O, X, H));
+    SOP_TRY(linear(b, "mlp gate and up", l, t,
+                   (const struct part[]){{&GATE, &B_GATE, p->ffn}, {&UP, &B_UP, p->ffn}}, 2, p->dim,
+                   H, GU));
+    SOP_TRY(gated(b, l));
+    SOP_TRY(linear(b, "mlp down", l, t, &(struct part){&DOWN, &B_DOWN, p->dim}, 1, p->ffn, ACT, O));
+    return p->post_norm ? norm(b, "post norm", &POST_FFN, l, t, -1, O, O) : SOP_OK;
+}
+
+/* Rows of a table or a buffer by index. */
+static sop_status gather(struct builder *b, const char *kind, int32_t extent, int32_t ids,
+                         sop_arg table, int32_t dtype, int64_t rows, float scale, int32_t y)
+{
+    sop_module m = {
+        .kind = kind, .op = &sop_op_embed, .layer = -1, .extent = extent, .guard = SOP_EMBED_Y};
+    m.desc.embed =
+        (sop_embed_desc){.rows = rows, .dim = b->p->dim, .scale = scale, .w_dtype = dtype};
+    m.args[SOP_EMBED_IDS] = input(ids, 0);
+    m.args[SOP_EMBED_TABLE] = table;
+    m.args[SOP_EMBED_LIVE] = live;
+    m.args[SOP_EMBED_Y] = buffer(y, 0);
+    return add(b, &m);
+}
+
+static sop_status head(struct builder *b, int32_t embed_dtype)
+{
+    const sop_params *p = b->p;
+    const int32_t o = SOP_EXTENT_OUTS;
+    SOP_TRY(gather(b, "wanted rows", o, SOP_INPUT_OUT_ROWS, buffer(X, 0), SOP_F32, 0, 0, OUT_X));
+    SOP_TRY(gather(b, "wanted rows", o, SOP_INPUT_OUT_ROWS, buffer(O, 0), SOP_F32, 0, 0, OUT_O));
+    SOP_TRY(norm(b, "norm", &FINAL_NORM, -1, o, OUT_O, OUT_X, OUT_H));
+    if (has(b, &HEAD, -1)) {
+        SOP_TRY(linear(b, "head", -1, o, &(struct part){&HEAD, NULL, p->vocab}, 1, p->dim, OUT_H,
+                       LOGITS));
+    } else { /* tied: the embedding table is the head */
+        sop_module m = {
+            .kind = "head", .op = &sop_op_linear, .layer = -1, .extent = o, .guard = SOP_LINEAR_Y};
+        m.desc.linear = (sop_linear_desc){
+            .k = p->dim, .n = {p->vocab}, .w_dtype = {embed_dtype}, .layouts = {SOP_LAYOUT_PLAIN}};
+        m.args[SOP_LINEAR_X] = buffer(OUT_H, 0);
+        m.args[SOP_LINEAR_W0] = weight(b->embedding);
+        m.args[SOP_LINEAR_LIVE] = live;
+        m.args[SOP_LINEAR_Y] = buffer(LOGITS, 0);
+        SOP_TRY(add(b, &m));
+    }
+    sop_module m = {.kind = "sample", .op = &sop_op_sample, .layer = -1, .extent = o, .guard = -1};
+    m.desc.sample = (sop_sample_desc){.vocab = p->vocab};
+    m.args[SOP_SAMPLE_LOGITS] = buffer(LOGITS, 0);
+    m.args[SOP_SAMPLE_PARAMS] = input(SOP_INPUT_SAMPLING, 0);
+    m.args[SOP_SAMPLE_LIVE] = live;
+    m.args[SOP_SAMPLE_IDS] = input(SOP_INPUT_NEXT, 0);
+    return add(b, &m);
+}
+
+static sop_status frequencies(struct builder *b)
+{
+    const sop_params *p = b->p;
+    float *freqs = malloc((size_t)p->rot * sizeof *freqs);
+    if (!freqs) return sop_fail(SOP_E_NOMEM, "rope: %lld frequencies", (long long)p->rot / 2);
+    sop_status status = SOP_OK;
+    for (int32_t set = 0; set < 2 && status == SOP_OK; set++) {
+        sop_tensor t;
+        status = sop_rope_freqs(&p->rope[set], p->rot, freqs, &b->mscale[set]);
+        /* Llama 3's factors as a GGUF holds them */
+        if (status == SOP_OK && sop_file_tensor(b->file, "rope_freqs.weight", &t)) {
+            if (t.dtype != SOP_F32 || t.ndim != 1 || t.shape[0] != p->rot / 2)
+                status = sop_fail(SOP_E_FORMAT, "rope_freqs.weight is not [%lld] f32",
+                                  (long long)p->rot / 2);
+            for (int64_t i = 0; status == SOP_OK && i < p->rot / 2; i++) {
+                float by;
+                memcpy(&by, (const char *)t.data + 4 * i, 4);
+                if (!(by > 0))
+                    status = sop_fail(SOP_E_FORMAT, "rope_freqs.weight[%lld] is %g, must be > 0",
+                                      (long long)i, (double)by);
+                freqs[i] /= by;
+            }
+        }
+        if (status == SOP_OK) {
+            b->freqs[set] = sop_program_floats(
+                b->program, set ? "rope freqs, windowed" : "rope freqs", freqs, p->rot / 2);
+            if (b->freqs[set] < 0) status = SOP_E_NOMEM;
+        }
+    }
+    free(freqs);
+    return status;
+}
+
+static sop_status buffers(struct builder *b)
+{
+    static const char *const names[N_BUFFERS] = {"x",        "h",           "qkv",   "att",
+                                                 "o",        "gate and up", "act",   "wanted x",
+                                                 "wanted o", "wanted h",    "logits"};
+    const sop_params *p = b->p;
+    const int64_t rows[N_BUFFERS] = {
+        [X] = p->dim,     [H] = p->dim,      [QKV] = qkv_row(p), [ATT] = p->heads * p->v,
+        [O] = p->dim,     [GU] = 2 * p->ffn, [ACT] = p->ffn,     [OUT_X] = p->dim,
+        [OUT_O] = p->dim, [OUT_H] = p->dim,  [LOGITS] = p->vocab};
+    for (int32_t i = 0; i < N_BUFFERS; i++)
+        if (sop_program_buffer(b->program, names[i],
+                               i >= OUT_X ? SOP_EXTENT_OUTS : SOP_EXTENT_TOKENS,
+                               (size_t)rows[i] * sizeof(float)) < 0)
+            return SOP_E_NOMEM;
+    return SOP_OK;
+}
+
+sop_status sop_transformer(const sop_file *f, const sop_params *p, const sop_config *config,
+                           sop_program *program, int64_t *n_parameters)
+{
+    static const char *const prefixes[] = {"model.", "language_model.model.",
+                                           "model.language_model.", ""};
+    struct builder b = {.file = f, .p = p, .program = program};
+    int32_t dtype;
+    program->vocab = p->vocab;
+    program->ctx = p->ctx;
+    program->kv_dtype = config->modules.kv_cache_opt && config->numerics != SOP_NUMERICS_EXACT
+                            ? config->kv_dtype
+                            : SOP_F32;
+    program->logits = LOGITS;
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
+        b.prefix = prefixes[i];
+        if (has(&b, &EMBED, -1)) break;
+    }
+    SOP_TRY(buffers(&b));
+    SOP_TRY(frequencies(&b));
+    SOP_TRY(matrix(&b, &EMBED, -1, p->vocab, p->dim, &b.embedding, &dtype));
+    SOP_TRY(gather(&b, "embedding", SOP_EXTENT_TOKENS, SOP_INPUT_IDS, weight(b.embedding), dtype,
+                   p->vocab, p->embed_scale, X));
+    for (int64_t l = 0; l < p->layers; l++) SOP_TRY(layer(&b, l));
+    SOP_TRY(head(&b, dtype));
+    *n_parameters = b.parameters;
+    return SOP_OK;
+}

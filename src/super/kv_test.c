@@ -1,0 +1,162 @@
+#include "super/kv.h"
+
+#include <string.h>
+
+#include "base/test.h"
+#include "sop/device.h"
+
+static sop_device *device;
+static sop_queue *queue;
+
+static sop_kv *make(const sop_kv_layer *layers, int32_t n, int32_t seqs, int64_t ctx,
+                    int64_t tokens)
+{
+    const sop_kv_spec spec = {.layers = layers,
+                              .n_layers = n,
+                              .dtype = SOP_F32,
+                              .max_seqs = seqs,
+                              .max_step = 64,
+                              .ctx = ctx,
+                              .tokens = tokens};
+    sop_kv *kv = NULL;
+    CHECK(sop_kv_create(device, &spec, false, &kv) == SOP_OK);
+    return kv;
+}
+
+static const sop_kv_layer plain = {.heads = 1, .k = 2, .v = 2};
+
+static void append(sop_kv *kv, int32_t seq, int64_t n)
+{
+    CHECK(sop_kv_reserve(kv, queue, seq, n) == SOP_OK);
+    sop_kv_commit(kv, seq, n);
+}
+
+static int64_t free_pages(const sop_kv *kv, int32_t group)
+{
+    int64_t f, all;
+    sop_kv_page_counts(kv, group, &f, &all);
+    return f;
+}
+
+static void slots_follow_the_page_list(void)
+{
+    sop_kv *kv = make(&plain, 1, 2, 256, 512);
+    int32_t a, b;
+    CHECK(sop_kv_open(kv, &a) == SOP_OK && sop_kv_open(kv, &b) == SOP_OK);
+    append(kv, a, 64);
+    append(kv, b, 1);
+    append(kv, a, 1); /* takes a page after b's */
+    CHECK(sop_kv_slot(kv, 0, a, 0) == 0 && sop_kv_slot(kv, 0, a, 63) == 63);
+    CHECK(sop_kv_slot(kv, 0, b, 0) == 64);
+    CHECK(sop_kv_slot(kv, 0, a, 64) == 128);
+    int32_t table[8] = {-7, -7, -7};
+    sop_kv_table(kv, 0, a, table);
+    CHECK(table[0] == 0 && table[1] == 2 && table[2] == -7);
+    sop_kv_destroy(kv);
+}
+
+static void every_page_comes_back_exactly_once(void)
+{
+    sop_kv *kv = make(&plain, 1, 3, 640, 1280);
+    const int64_t all = free_pages(kv, 0);
+    for (int round = 0; round < 50; round++) {
+        int32_t s[3];
+        for (int i = 0; i < 3; i++) CHECK(sop_kv_open(kv, &s[i]) == SOP_OK);
+        append(kv, s[0], 1 + round * 7 % 60);
+        append(kv, s[1], 64);
+        CHECK(sop_kv_reserve(kv, queue, s[2], 64) == SOP_OK);
+        sop_kv_rollback(kv, s[2]);
+        append(kv, s[1], 2);
+        CHECK(sop_kv_truncate(kv, s[1], 3) == SOP_OK);
+        for (int i = 0; i < 3; i++) sop_kv_close(kv, s[(i + round) % 3]);
+        CHECK(free_pages(kv, 0) == all);
+    }
+    sop_kv_destroy(kv);
+}
+
+static void a_prompt_over_the_context_is_refused_with_both_numbers(void)
+{
+    sop_kv *kv = make(&plain, 1, 1, 100, 100);
+    int32_t s;
+    CHECK(sop_kv_open(kv, &s) == SOP_OK);
+    append(kv, s, 60);
+    CHECK(sop_kv_reserve(kv, queue, s, 41) == SOP_E_LIMIT);
+    CHECK(strstr(sop_last_error(), "60 tokens and 41") && strstr(sop_last_error(), "100"));
+    CHECK(sop_kv_reserve(kv, queue, s, 40) == SOP_OK);
+    sop_kv_destroy(kv);
+}
+
+static void without_pages_nothing_has_changed(void)
+{
+    sop_kv *kv = make(&plain, 1, 3, 640, 64); /* 1 page and one to waste for each sequence: 4 */
+    int32_t a, b;
+    CHECK(sop_kv_open(kv, &a) == SOP_OK && sop_kv_open(kv, &b) == SOP_OK);
+    append(kv, a, 64);
+    append(kv, a, 64);
+    append(kv, b, 10);
+    CHECK(free_pages(kv, 0) == 1);
+    CHECK(sop_kv_reserve(kv, queue, a, 64 + 1) == SOP_E_LIMIT);
+    CHECK(free_pages(kv, 0) == 1 && sop_kv_length(kv, a) == 128);
+    CHECK(sop_kv_reserve(kv, queue, a, 64) == SOP_OK);
+    sop_kv_destroy(kv);
+}
+
+static void a_fork_copies_a_shared_page_before_it_writes(void)
+{
+    sop_kv *kv = make(&plain, 1, 3, 256, 512);
+    const int64_t all = free_pages(kv, 0);
+    int32_t a, b;
+    CHECK(sop_kv_open(kv, &a) == SOP_OK);
+    append(kv, a, 5);
+    float *k = sop_kv_pool(kv, 0, 0).data;
+    k[2 * sop_kv_slot(kv, 0, a, 4)] = 7;
+    CHECK(sop_kv_fork(kv, a, &b) == SOP_OK);
+    CHECK(sop_kv_slot(kv, 0, b, 4) == sop_kv_slot(kv, 0, a, 4));
+    append(kv, b, 1);
+    CHECK(sop_kv_slot(kv, 0, b, 0) != sop_kv_slot(kv, 0, a, 0));
+    CHECK(k[2 * sop_kv_slot(kv, 0, b, 4)] == 7);
+    append(kv, a, 1); /* alone on its page again: no copy */
+    CHECK(sop_kv_slot(kv, 0, a, 0) == 0);
+    sop_kv_close(kv, a);
+    sop_kv_close(kv, b);
+    CHECK(free_pages(kv, 0) == all);
+    sop_kv_destroy(kv);
+}
+
+static void a_windowed_group_gives_pages_back_and_keeps_its_window(void)
+{
+    const sop_kv_layer layers[3] = {plain, {.heads = 1, .k = 2, .v = 2, .window = 100}, plain};
+    sop_kv *kv = make(layers, 3, 1, 4096, 4096);
+    int32_t s;
+    CHECK(sop_kv_n_groups(kv) == 2 && sop_kv_group(kv, 1) != sop_kv_group(kv, 2));
+    const int32_t g = sop_kv_group(kv, 1);
+    CHECK(sop_kv_pages(kv, g) < 8);
+    CHECK(sop_kv_open(kv, &s) == SOP_OK);
+    int32_t table[64];
+    for (int64_t n = 0; n + 64 <= 4096; n += 64) {
+        append(kv, s, 64);
+        sop_kv_table(kv, g, s, table);
+        /* the next query, at n + 64, sees from n + 64 - 99 on */
+        const int64_t first = n + 64 - 99 > 0 ? (n + 64 - 99) / SOP_KV_PAGE : 0;
+        for (int64_t p = 0; p <= n / SOP_KV_PAGE; p++) CHECK((table[p] >= 0) == (p >= first));
+    }
+    CHECK(sop_kv_truncate(kv, s, 4090) == SOP_OK);
+    CHECK(sop_kv_truncate(kv, s, 1000) == SOP_E_ARG);
+    CHECK(sop_kv_length(kv, s) == 4090);
+    sop_kv_destroy(kv);
+}
+
+int main(void)
+{
+    CHECK(sop_device_cpu(1, &device) == SOP_OK);
+    CHECK(device->ops->queue_create(device, &queue) == SOP_OK);
+    RUN(slots_follow_the_page_list);
+    RUN(every_page_comes_back_exactly_once);
+    RUN(a_prompt_over_the_context_is_refused_with_both_numbers);
+    RUN(without_pages_nothing_has_changed);
+    RUN(a_fork_copies_a_shared_page_before_it_writes);
+    RUN(a_windowed_group_gives_pages_back_and_keeps_its_window);
+    device->ops->queue_destroy(queue);
+    sop_device_destroy(device);
+    return test_report();
+}

@@ -1,0 +1,300 @@
+#include "sop/super.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/status.h"
+#include "base/clock.h"
+#include "super/state.h"
+
+static void release(sop_super *s, void *p, size_t bytes)
+{
+    if (p) s->device->ops->release(s->device, p, bytes);
+}
+
+void sop_super_destroy(sop_super *s)
+{
+    if (!s) return;
+    for (int32_t i = 0; i < s->n_classes; i++) sop_steps_destroy(s, s->classes[i]);
+    if (s->staging != s->inputs) free(s->staging);
+    release(s, s->inputs, s->input_bytes);
+    release(s, s->scratch, s->scratch_bytes);
+    release(s, s->arena, s->arena_bytes);
+    sop_kv_destroy(s->kv);
+    if (s->mark && s->mark != &s->no_mark) sop_planner_unmark(s->planner, s->mark);
+    if (s->queue) s->device->ops->queue_destroy(s->queue);
+    free(s->buffer_at);
+    free(s);
+}
+
+/* The largest scratch of any class that steps can be of. */
+static sop_status size_scratch(sop_super *s)
+{
+    static const uint32_t paths[] = {SOP_ROW_REFERENCE, SOP_ROW_FLASH,
+                                     SOP_ROW_FLASH | SOP_ROW_TILED, SOP_ROW_FLASH | SOP_ROW_RING,
+                                     SOP_ROW_FLASH | SOP_ROW_TILED | SOP_ROW_RING};
+    const sop_super_facts *f = &s->facts;
+    for (int32_t tokens = 1;; tokens = 2 * tokens < f->max_tokens ? 2 * tokens : f->max_tokens) {
+        const int32_t most = tokens < f->max_seqs ? tokens : f->max_seqs;
+        for (int32_t seqs = 1; seqs <= most; seqs = seqs == most ? most + 1 : most)
+            for (size_t k = 0; k < sizeof paths / sizeof *paths; k++) {
+                const sop_step_class c = sop_steps_class(s, tokens, seqs, f->max_outs, paths[k]);
+                sop_steps *steps;
+                SOP_TRY(sop_steps_make(s, &c, SIZE_MAX, &steps));
+                for (int32_t i = 0; i < steps->n_nodes; i++)
+                    if (steps->nodes[i].split.scratch_bytes > s->scratch_bytes)
+                        s->scratch_bytes = steps->nodes[i].split.scratch_bytes;
+                sop_steps_destroy(s, steps);
+            }
+        if (tokens == f->max_tokens) break;
+    }
+    s->scratch_bytes = (s->scratch_bytes + 63) & ~(size_t)63;
+    return SOP_OK;
+}
+
+/* Everything but the memory itself. */
+static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
+{
+    const sop_program *p = spec->program;
+    const sop_kv_spec kv = {.layers = p->layers,
+                            .n_layers = p->n_layers,
+                            .dtype = p->kv_dtype,
+                            .max_seqs = spec->max_seqs,
+                            .max_step = spec->max_tokens,
+                            .ctx = spec->ctx,
+                            .tokens = spec->kv_tokens};
+    s->program = p;
+    s->planner = spec->planner;
+    s->device = sop_planner_device(spec->planner);
+    s->config = *spec->config;
+    s->facts = (sop_super_facts){.max_tokens = spec->max_tokens,
+                                 .max_seqs = spec->max_seqs,
+                                 .max_outs = spec->max_outs,
+                                 .ctx = spec->ctx,
+                                 .vocab = p->vocab,
+                                 .n_modules = p->n_modules};
+    s->bound = s->config.numerics == SOP_NUMERICS_INVARIANT ? SOP_CHOOSE_INVARIANT : 0;
+    s->mark = &s->no_mark;
+    s->use_graphs = s->device->ops->kind != SOP_DEVICE_CPU;
+    s->buffer_at = calloc((size_t)p->n_buffers + 1, sizeof *s->buffer_at);
+    if (!s->buffer_at) return sop_fail(SOP_E_NOMEM, "super: %d buffers", p->n_buffers);
+    SOP_TRY(sop_kv_bytes(&kv, &s->memory.kv));
+    SOP_TRY(s->device->ops->queue_create(s->device, &s->queue));
+    SOP_TRY(sop_kv_create(s->device, &kv, dry, &s->kv));
+    SOP_TRY(sop_place_buffers(p, &s->facts, s->buffer_at, &s->save_at, &s->save_bytes));
+    s->arena_bytes = s->save_at + s->save_bytes;
+    SOP_TRY(sop_inputs_layout(s));
+    SOP_TRY(size_scratch(s));
+    for (int32_t i = 0; i < p->n_weights; i++)
+        if (p->weights[i].keep_plain && !p->weights[i].own &&
+            p->weights[i].plain.data == p->weights[i].file)
+            s->memory.mapped += p->weights[i].file_bytes;
+    sop_memory *m = &s->memory;
+    m->weights = p->placed_bytes;
+    m->buffers = s->arena_bytes;
+    m->scratch = s->scratch_bytes;
+    m->inputs = s->device->ops->sees_host(s->device) ? s->input_bytes : 2 * s->input_bytes;
+    m->pools = m->weights + m->kv + m->buffers + m->scratch + m->inputs;
+    m->process = m->pools + m->mapped + spec->base_bytes;
+    s->budget_bytes = s->config.memory_limit_gb > 0
+                          ? s->config.memory_limit_gb * 0x1p30
+                          : (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    return SOP_OK;
+}
+
+static sop_status reserve(sop_super *s)
+{
+    const sop_device_ops *ops = s->device->ops;
+    if ((double)s->memory.pools > s->budget_bytes)
+        return sop_fail(
+            SOP_E_LIMIT,
+            "memory: %.3f GB wanted (weights %.3f, kv %.3f, buffers %.3f, scratch %.3f), "
+            "the limit is %.3f GB",
+            (double)s->memory.pools * 0x1p-30, (double)s->memory.weights * 0x1p-30,
+            (double)s->memory.kv * 0x1p-30, (double)s->memory.buffers * 0x1p-30,
+            (double)s->memory.scratch * 0x1p-30, s->budget_bytes * 0x1p-30);
+    SOP_TRY(ops->reserve(s->device, s->arena_bytes, &s->arena));
+    SOP_TRY(ops->reserve(s->device, s->scratch_bytes, &s->scratch));
+    SOP_TRY(ops->reserve(s->device, s->input_bytes, &s->inputs));
+    s->staging = ops->sees_host(s->device) ? s->inputs : calloc(1, s->input_bytes);
+    if (!s->staging) return sop_fail(SOP_E_NOMEM, "super: %zu bytes of inputs", s->input_bytes);
+    return SOP_OK;
+}
+
+static sop_status create(const sop_super_spec *spec, bool dry, sop_super **out)
+{
+    *out = NULL;
+    if (spec->ctx < 1 || spec->max_seqs < 1 || spec->max_tokens < 1 || spec->max_outs < 1 ||
+        spec->kv_tokens < 1 || spec->ctx > INT32_MAX)
+        return sop_fail(SOP_E_ARG,
+                        "super: ctx=%lld max_seqs=%d max_tokens=%d max_outs=%d kv_tokens=%lld, all "
+                        "must be >= 1",
+                        (long long)spec->ctx, spec->max_seqs, spec->max_tokens, spec->max_outs,
+                        (long long)spec->kv_tokens);
+    sop_super *s = calloc(1, sizeof *s);
+    if (!s) return sop_fail(SOP_E_NOMEM, "super: %zu bytes", sizeof *s);
+    sop_status status = layout(s, spec, dry);
+    if (status == SOP_OK && !dry) status = reserve(s);
+    if (status != SOP_OK) {
+        sop_super_destroy(s);
+        return status;
+    }
+    *out = s;
+    return SOP_OK;
+}
+
+sop_status sop_super_create(const sop_super_spec *spec, sop_super **out)
+{
+    return create(spec, false, out);
+}
+
+sop_status sop_super_predict(const sop_super_spec *spec, sop_memory *out)
+{
+    sop_super *s;
+    SOP_TRY(create(spec, true, &s));
+    *out = s->memory;
+    sop_super_destroy(s);
+    return SOP_OK;
+}
+
+void sop_super_set_budget(sop_super *s, double bytes)
+{
+    s->budget_bytes = bytes;
+}
+
+void sop_super_set_graphs(sop_super *s, bool on)
+{
+    s->use_graphs = on;
+}
+
+sop_status sop_super_open(sop_super *s, int32_t *seq)
+{
+    return sop_kv_open(s->kv, seq);
+}
+
+void sop_super_close(sop_super *s, int32_t seq)
+{
+    sop_kv_close(s->kv, seq);
+}
+
+sop_status sop_super_fork(sop_super *s, int32_t seq, int32_t *out)
+{
+    return sop_kv_fork(s->kv, seq, out);
+}
+
+int64_t sop_super_length(const sop_super *s, int32_t seq)
+{
+    return sop_kv_length(s->kv, seq);
+}
+
+sop_status sop_super_truncate(sop_super *s, int32_t seq, int64_t length)
+{
+    return sop_kv_truncate(s->kv, seq, length);
+}
+
+void sop_super_facts_of(const sop_super *s, sop_super_facts *out)
+{
+    *out = s->facts;
+}
+
+void sop_super_memory(const sop_super *s, sop_memory *out)
+{
+    *out = s->memory;
+}
+
+void sop_super_counts_of(const sop_super *s, sop_super_counts *out)
+{
+    *out = s->counts;
+}
+
+/* Counts what the items bring, and says what does not fit. */
+static sop_status sense(sop_super *s, const sop_step_item *items, int32_t n_items,
+                        sop_step_class *class)
+{
+    const sop_super_facts *f = &s->facts;
+    int64_t tokens = 0, outs = 0, longest = 0, most = 0;
+    if (n_items < 1 || n_items > f->max_seqs)
+        return sop_fail(SOP_E_LIMIT, "step: %d sequences, must be 1 to %d", n_items, f->max_seqs);
+    for (int32_t i = 0; i < n_items; i++) {
+        const sop_step_item *it = &items[i];
+        if (!sop_kv_is_open(s->kv, it->seq))
+            return sop_fail(SOP_E_ARG, "step: sequence %d is not open", it->seq);
+        for (int32_t k = 0; k < i; k++)
+            if (items[k].seq == it->seq)
+                return sop_fail(SOP_E_ARG, "step: sequence %d stands in it twice", it->seq);
+        if (it->n_ids < 1 || !it->ids)
+            return sop_fail(SOP_E_ARG, "step: sequence %d brings %d tokens, must be >= 1", it->seq,
+                            it->n_ids);
+        for (int32_t k = 0; k < it->n_ids; k++)
+            if (it->ids[k] < 0 || it->ids[k] >= f->vocab)
+                return sop_fail(SOP_E_ARG,
+                                "step: token %d of sequence %d is id %d, must be 0 to %lld", k,
+                                it->seq, it->ids[k], (long long)f->vocab - 1);
+        const int64_t length = sop_kv_length(s->kv, it->seq) + it->n_ids;
+        tokens += it->n_ids;
+        outs += it->want == SOP_WANT_ALL ? it->n_ids : it->want == SOP_WANT_LAST;
+        if (length > longest) longest = length;
+        if (it->n_ids > most) most = it->n_ids;
+    }
+    if (tokens > f->max_tokens)
+        return sop_fail(SOP_E_LIMIT, "step: %lld tokens, at most %d fit", (long long)tokens,
+                        f->max_tokens);
+    if (outs > f->max_outs)
+        return sop_fail(SOP_E_LIMIT, "step: %lld rows of output, at most %d fit", (long long)outs,
+                        f->max_outs);
+    s->n_tokens = (int32_t)tokens;
+    s->n_seqs = n_items;
+    s->n_outs = (int32_t)outs;
+    *class = sop_steps_class(s, (int32_t)tokens, n_items, (int32_t)outs,
+                             sop_steps_paths(s, n_items, most, longest));
+    return SOP_OK;
+}
+
+static sop_status results(sop_super *s, int32_t *next, float *logits)
+{
+    const sop_device_ops *ops = s->device->ops;
+    if (!s->n_outs) return SOP_OK;
+    if (next)
+        SOP_TRY(ops->copy(s->queue, next, sop_input(s, SOP_INPUT_NEXT, 0).data,
+                          (size_t)s->n_outs * sizeof *next, SOP_COPY_OUT));
+    if (logits)
+        SOP_TRY(ops->copy(s->queue, logits, (char *)s->arena + s->buffer_at[s->program->logits],
+                          (size_t)s->n_outs * (size_t)s->facts.vocab * sizeof *logits,
+                          SOP_COPY_OUT));
+    return ops->wait(s->queue);
+}
+
+sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_items, int32_t *next,
+                          float *logits)
+{
+    sop_step_class class;
+    sop_steps *steps;
+    const double t0 = sop_now_s();
+    SOP_TRY(sense(s, items, n_items, &class));
+    if (s->mark == &s->no_mark) { /* a row from outside may have come since */
+        sop_mark *mark = sop_planner_mark(s->planner);
+        if (mark) s->mark = mark;
+    }
+    SOP_TRY(sop_steps_get(s, &class, &steps));
+    const double t1 = sop_now_s();
+    s->counts.plan_s += t1 - t0;
+    int32_t reserved = 0;
+    sop_status status = SOP_OK;
+    while (reserved < n_items && status == SOP_OK) {
+        status = sop_kv_reserve(s->kv, s->queue, items[reserved].seq, items[reserved].n_ids);
+        if (status == SOP_OK) reserved++;
+    }
+    if (status == SOP_OK) status = sop_inputs_send(s, items, n_items);
+    if (status == SOP_OK) status = sop_run_steps(s, steps);
+    if (status == SOP_OK) status = results(s, next, logits);
+    for (int32_t i = 0; i < reserved; i++) {
+        if (status == SOP_OK)
+            sop_kv_commit(s->kv, items[i].seq, items[i].n_ids);
+        else
+            sop_kv_rollback(s->kv, items[i].seq);
+    }
+    s->counts.steps++;
+    s->counts.run_s += sop_now_s() - t1;
+    return status;
+}
