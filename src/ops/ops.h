@@ -8,6 +8,12 @@
 extern const sop_op sop_op_embed;
 extern const sop_op sop_op_rope;
 extern const sop_op sop_op_kv_append;
+extern const sop_op sop_op_attention;
 extern const sop_op sop_op_rmsnorm;
+extern const sop_op sop_op_gated;
+extern const sop_op sop_op_add;
+extern const sop_op sop_op_softmax;
+extern const sop_op sop_op_sample;
+extern const sop_op sop_op_finite;
 
 #endif

@@ -1,0 +1,272 @@
+/* attention's contract and its variants. */
+#include "ops/attention/attention.h"
+
+#include <math.h>
+
+#include "base/status.h"
+#include "core/op.h"
+#include "ops/kv_append/kv_append.h"
+#include "ops/ops.h"
+
+SOP_DESC_IS_PACKED(sop_attention_desc, numerics);
+
+#define AT(member) offsetof(sop_attention_desc, member)
+static const sop_field fields[] = {
+    {"tokens", AT(tokens), SOP_FIELD_I64, NULL, "queries of all sequences"},
+    {"seqs", AT(seqs), SOP_FIELD_I64, NULL, "sequences; 1"},
+    {"max_kv", AT(max_kv), SOP_FIELD_I64, NULL, "most keys of a sequence; tokens"},
+    {"heads", AT(heads), SOP_FIELD_I64, NULL, "query heads; 1"},
+    {"kv_heads", AT(kv_heads), SOP_FIELD_I64, NULL, "KV heads, a divisor of heads; heads"},
+    {"k", AT(k), SOP_FIELD_I64, NULL, "channels of a key"},
+    {"v", AT(v), SOP_FIELD_I64, NULL, "channels of a value; k"},
+    {"pages", AT(pages), SOP_FIELD_I64, NULL, "pages of the pools; seqs * table_stride"},
+    {"page", AT(page), SOP_FIELD_I64, NULL, "tokens of a page; 64"},
+    {"table_stride", AT(table_stride), SOP_FIELD_I64, NULL, "pages that a sequence can list"},
+    {"q_stride", AT(q_stride), SOP_FIELD_I64, NULL, "between tokens of q"},
+    {"q_head", AT(q_head), SOP_FIELD_I64, NULL, "between heads of q"},
+    {"o_stride", AT(o_stride), SOP_FIELD_I64, NULL, "between tokens of o"},
+    {"o_head", AT(o_head), SOP_FIELD_I64, NULL, "between heads of o"},
+    {"kp_page", AT(kp_page), SOP_FIELD_I64, NULL, "between pages of keys"},
+    {"kp_token", AT(kp_token), SOP_FIELD_I64, NULL, "between tokens of a page of keys"},
+    {"kp_head", AT(kp_head), SOP_FIELD_I64, NULL, "between heads of a page of keys"},
+    {"vp_page", AT(vp_page), SOP_FIELD_I64, NULL, "between pages of values"},
+    {"vp_token", AT(vp_token), SOP_FIELD_I64, NULL, "between tokens of a page of values"},
+    {"vp_head", AT(vp_head), SOP_FIELD_I64, NULL, "between heads of a page of values"},
+    {"window", AT(window), SOP_FIELD_I64, NULL, "keys seen, the query's own included; 0: all"},
+    {"scale", AT(scale), SOP_FIELD_F32, NULL, "factor of q . k; 1 / sqrt(k)"},
+    {"cap", AT(cap), SOP_FIELD_F32, NULL, "z = cap * tanh(z / cap); 0: none"},
+    {"q", AT(q_dtype), SOP_FIELD_DTYPE, NULL, "type of q"},
+    {"kv", AT(kv_dtype), SOP_FIELD_DTYPE, NULL, "type of the pools"},
+    {"o", AT(o_dtype), SOP_FIELD_DTYPE, NULL, "type of o"},
+    {"causal", AT(causal), SOP_FIELD_I32, NULL, "1: a query sees no later key"},
+    {"paths", AT(paths), SOP_FIELD_I32, NULL, "sum of 8 flash, 16 tiled, 32 ring; all"},
+    {"numerics", AT(numerics), SOP_FIELD_WORD, "fast|exact|invariant", "how exact"},
+};
+
+static const sop_role roles[SOP_ATTENTION_ROLES] = {
+    [SOP_ATTENTION_Q] = {"q", SOP_ROLE_IN, -1},
+    [SOP_ATTENTION_K_POOL] = {"k_pool", SOP_ROLE_IN, -1},
+    [SOP_ATTENTION_V_POOL] = {"v_pool", SOP_ROLE_IN, -1},
+    [SOP_ATTENTION_TABLE] = {"table", SOP_ROLE_INDEX, -1},
+    [SOP_ATTENTION_Q_START] = {"q_start", SOP_ROLE_INDEX, -1},
+    [SOP_ATTENTION_KV_LEN] = {"kv_len", SOP_ROLE_INDEX, -1},
+    [SOP_ATTENTION_LIVE] = {"live", SOP_ROLE_LIVE | SOP_ROLE_OPTIONAL, -1},
+    [SOP_ATTENTION_O] = {"o", SOP_ROLE_OUT, -1},
+    [SOP_ATTENTION_LSE] = {"lse", SOP_ROLE_OUT | SOP_ROLE_OPTIONAL, -1},
+};
+
+static void complete(void *desc)
+{
+    sop_attention_desc *d = desc;
+    if (!d->seqs) d->seqs = 1;
+    if (!d->max_kv) d->max_kv = d->tokens;
+    if (!d->heads) d->heads = 1;
+    if (!d->kv_heads) d->kv_heads = d->heads;
+    if (!d->v) d->v = d->k;
+    if (!d->page) d->page = 64;
+    if (!d->table_stride && d->page > 0) d->table_stride = (d->max_kv + d->page - 1) / d->page;
+    if (!d->pages) d->pages = d->seqs * d->table_stride;
+    if (!d->q_head) d->q_head = d->k;
+    if (!d->o_head) d->o_head = d->v;
+    if (!d->q_stride) d->q_stride = d->heads * d->q_head;
+    if (!d->o_stride) d->o_stride = d->heads * d->o_head;
+    /* dense pools are [pages, g, page, k]: a head's keys follow each other */
+    if (!d->kp_token && !d->kp_head) d->kp_token = d->k, d->kp_head = d->page * d->k;
+    if (!d->vp_token && !d->vp_head) d->vp_token = d->v, d->vp_head = d->page * d->v;
+    if (!d->kp_page) d->kp_page = d->page * d->kv_heads * d->k;
+    if (!d->vp_page) d->vp_page = d->page * d->kv_heads * d->v;
+    if (d->scale == 0 && d->k > 0) d->scale = (float)(1 / sqrt((double)d->k));
+    d->causal = d->causal != 0;
+    if (!d->paths) d->paths = SOP_ROW_FLASH | SOP_ROW_TILED | SOP_ROW_RING;
+}
+
+static sop_status check(const void *desc)
+{
+    const sop_attention_desc *d = desc;
+    if (d->tokens < 0 || d->seqs < 0 || d->max_kv < 0 || d->k < 1 || d->v < 1)
+        return sop_fail(SOP_E_SHAPE,
+                        "attention: tokens=%lld seqs=%lld max_kv=%lld k=%lld v=%lld, must be >= 0, "
+                        "0, 0, 1, 1",
+                        (long long)d->tokens, (long long)d->seqs, (long long)d->max_kv,
+                        (long long)d->k, (long long)d->v);
+    if (d->kv_heads < 1 || d->heads < 1 || d->heads % d->kv_heads != 0)
+        return sop_fail(SOP_E_SHAPE, "attention: heads=%lld kv_heads=%lld, must divide",
+                        (long long)d->heads, (long long)d->kv_heads);
+    if (d->page < 1 || d->pages < 0 || d->table_stride < 0 ||
+        d->table_stride < (d->max_kv + d->page - 1) / d->page)
+        return sop_fail(SOP_E_SHAPE,
+                        "attention: page=%lld pages=%lld table_stride=%lld, too small for "
+                        "max_kv=%lld",
+                        (long long)d->page, (long long)d->pages, (long long)d->table_stride,
+                        (long long)d->max_kv);
+    if (d->window < 0 || !(d->cap >= 0))
+        return sop_fail(SOP_E_ARG, "attention: window=%lld cap=%g, must be >= 0",
+                        (long long)d->window, (double)d->cap);
+    if (!isfinite(d->scale) || !isfinite(d->cap))
+        return sop_fail(SOP_E_ARG, "attention: scale=%g cap=%g, must be finite", (double)d->scale,
+                        (double)d->cap);
+    if (sop_unit(d->q_dtype) == 0 || sop_unit(d->kv_dtype) == 0 || sop_unit(d->o_dtype) == 0)
+        return sop_fail(SOP_E_ARG, "attention: q, kv and o must be f32, f16 or bf16");
+    if (d->paths & ~(uint32_t)(SOP_ROW_FLASH | SOP_ROW_TILED | SOP_ROW_RING))
+        return sop_fail(SOP_E_ARG, "attention: paths=%u, must be a sum of 8, 16 and 32", d->paths);
+    return SOP_OK;
+}
+
+static void view(const void *desc, int32_t role, sop_tensor *out)
+{
+    const sop_attention_desc *d = desc;
+    *out = (sop_tensor){.dtype = -1};
+    switch (role) {
+    case SOP_ATTENTION_Q:
+        sop_view3(out, d->q_dtype, d->tokens, d->heads, d->k, d->q_stride, d->q_head);
+        break;
+    case SOP_ATTENTION_K_POOL:
+        sop_view_pool(out, d->kv_dtype, (const int64_t[]){d->pages, d->page, d->kv_heads, d->k},
+                      d->kp_page, d->kp_token, d->kp_head);
+        break;
+    case SOP_ATTENTION_V_POOL:
+        sop_view_pool(out, d->kv_dtype, (const int64_t[]){d->pages, d->page, d->kv_heads, d->v},
+                      d->vp_page, d->vp_token, d->vp_head);
+        break;
+    case SOP_ATTENTION_TABLE:
+        sop_view2(out, SOP_I32, d->seqs, d->table_stride, d->table_stride);
+        break;
+    case SOP_ATTENTION_Q_START: sop_view1(out, SOP_I32, d->seqs + 1); break;
+    case SOP_ATTENTION_KV_LEN: sop_view1(out, SOP_I32, d->seqs); break;
+    case SOP_ATTENTION_LIVE: sop_view1(out, SOP_I32, 1); break;
+    case SOP_ATTENTION_O:
+        sop_view3(out, d->o_dtype, d->tokens, d->heads, d->v, d->o_stride, d->o_head);
+        break;
+    case SOP_ATTENTION_LSE: sop_view2(out, SOP_F32, d->tokens, d->heads, d->heads); break;
+    default: break;
+    }
+}
+
+/* Seed 0: the work that cost() counts, tokens shared evenly and max_kv keys each. Others: some
+ * sequences have more queries than others, some fewer keys than queries or none; a page stands in
+ * the table once. */
+static void fill(const void *desc, uint64_t seed, int64_t live, const sop_operand *args)
+{
+    const sop_attention_desc *d = desc;
+    int32_t *table = args[SOP_ATTENTION_TABLE].data, *q_start = args[SOP_ATTENTION_Q_START].data;
+    int32_t *kv_len = args[SOP_ATTENTION_KV_LEN].data;
+    const int even = seed == 0;
+    q_start[0] = 0;
+    for (int64_t s = 0; s < d->seqs; s++) {
+        const int64_t left = d->tokens - q_start[s], one = left / (d->seqs - s);
+        const uint64_t r = sop_random(&seed), kind = r % 8;
+        const int64_t most = 2 * one < left ? 2 * one : left;
+        const int64_t n = s == d->seqs - 1 ? left
+                          : even           ? one
+                                           : (int64_t)((r >> 8) % (uint64_t)(most + 1));
+        q_start[s + 1] = (int32_t)(q_start[s] + n);
+        kv_len[s] = (int32_t)d->max_kv;
+        if (even || (s == 0 && kind > 1)) continue;
+        const uint64_t pick = (r >> 32) % (uint64_t)(d->max_kv + 1);
+        if (kind == 0)
+            kv_len[s] = n > 0 && n - 1 < d->max_kv ? (int32_t)(n - 1) : 0;
+        else if (kind > 3)
+            kv_len[s] = (int32_t)((int64_t)pick > n ? (int64_t)pick
+                                  : n < d->max_kv   ? n
+                                                    : d->max_kv);
+    }
+    const int64_t entries = d->seqs * d->table_stride;
+    for (int64_t i = 0; i < entries; i++) table[i] = (int32_t)(d->pages ? i % d->pages : 0);
+    for (int64_t i = entries - 1; i > 0 && !even; i--) {
+        const int64_t j = (int64_t)(sop_random(&seed) % (uint64_t)(i + 1));
+        const int32_t other = table[j];
+        table[j] = table[i];
+        table[i] = other;
+    }
+    if (live >= 0) *(int32_t *)args[SOP_ATTENTION_LIVE].data = (int32_t)live;
+}
+
+/* Pairs of a query and a key that it sees, tokens shared evenly and max_kv keys each. */
+static double pairs_seen(const sop_attention_desc *d)
+{
+    if (d->seqs == 0) return 0;
+    const double n = (double)d->max_kv, l = (double)d->tokens / (double)d->seqs;
+    /* the first query sees n - l + 1 keys, the last n; with a window at most that many */
+    double seen = d->causal ? n - (l - 1) / 2 : n;
+    if (d->causal && l > n) seen = n * (n + 1) / 2 / l;
+    if (d->window > 0) seen = fmin(seen, (double)d->window);
+    return (double)d->tokens * fmax(seen, 0);
+}
+
+static void cost(const void *desc, sop_cost *out)
+{
+    const sop_attention_desc *d = desc;
+    const double kv = (double)(d->k + d->v), l = d->seqs ? (double)(d->tokens / d->seqs) : 0;
+    double keys = (double)d->max_kv;
+    if (d->window > 0) keys = fmin(keys, (double)d->window + fmax(l - 1, 0));
+    *out = (sop_cost){
+        2 * pairs_seen(d) * (double)d->heads * kv,
+        (double)d->tokens * (double)(d->heads * d->k) * (double)sop_dtype_bytes(d->q_dtype) +
+            (double)d->seqs * keys * (double)d->kv_heads * kv *
+                (double)sop_dtype_bytes(d->kv_dtype),
+        (double)d->tokens * (double)(d->heads * d->v) * (double)sop_dtype_bytes(d->o_dtype)};
+}
+
+static const char *takes_all(const void *desc)
+{
+    (void)desc;
+    return NULL;
+}
+
+static const char *takes_f32(const void *desc)
+{
+    const sop_attention_desc *d = desc;
+    return d->q_dtype || d->o_dtype ? "q or o is not f32" : NULL;
+}
+
+/* clang-format off */
+static const sop_row rows[] = {
+    {sizeof(sop_row), SOP_DEVICE_CPU, "attention_f32_c", "c", 0, SOP_ROW_INVARIANT,
+     .refuse = takes_f32, .plan = sop_attention_plan_flash, .run = sop_attention_f32_c},
+    {sizeof(sop_row), SOP_DEVICE_CPU, "attention_ref", "c", 0, SOP_ROW_REFERENCE | SOP_ROW_INVARIANT,
+     .refuse = takes_all, .run = sop_attention_ref},
+};
+/* clang-format on */
+
+static const char *const cases[] = {
+    "tokens=0 k=64 max_kv=10",
+    "tokens=4 seqs=2 k=8 page=4",
+    "tokens=1 k=1 causal=1",
+    "tokens=1 seqs=1 max_kv=300 heads=14 kv_heads=2 k=64 kv=f16 causal=1", /* qwen2.5 0.5B decode */
+    "tokens=5 seqs=5 max_kv=150 heads=9 kv_heads=3 k=64 kv=f16 causal=1 page=16", /* smollm2 */
+    "tokens=2 seqs=2 max_kv=130 heads=4 kv_heads=1 k=256 causal=1 window=70",     /* gemma3 */
+    "tokens=40 heads=6 kv_heads=2 k=64 causal=1 q_stride=512 o_stride=400",
+    "tokens=90 max_kv=200 heads=2 kv_heads=1 k=32 kv=f16 causal=1 window=48",
+    "tokens=60 seqs=7 max_kv=100 heads=4 kv_heads=2 k=16 kv=f16 causal=1 page=3",
+    "tokens=33 seqs=3 max_kv=80 heads=3 kv_heads=3 k=40 v=24 causal=1 page=1 cap=5",
+    "tokens=70 max_kv=65 heads=2 k=72 kv=bf16", /* not causal, head 72 */
+    "tokens=20 max_kv=129 heads=5 kv_heads=1 k=23 v=37 kv=f16 causal=1 scale=0.3 page=16",
+    "tokens=9 max_kv=64 heads=71 kv_heads=1 k=8 v=80 causal=1",
+    "tokens=20 seqs=4 max_kv=40 heads=2 k=16 q=bf16 kv=bf16 o=bf16 causal=1",
+    "tokens=6 seqs=2 max_kv=520 heads=4 kv_heads=2 k=128 kv=f16 causal=1",
+    "tokens=24 max_kv=600 heads=2 k=16 causal=1 cap=30 paths=32",
+    "tokens=24 seqs=2 max_kv=600 heads=2 k=16 causal=1 paths=16 kp_token=40 kp_head=16 "
+    "vp_token=40 vp_head=16 kp_page=2600 vp_page=2570",
+    "tokens=50 seqs=3 max_kv=200 heads=4 kv_heads=2 k=32 causal=1 numerics=invariant kv=f16",
+    NULL,
+};
+
+const sop_op sop_op_attention = {
+    .size = sizeof(sop_op),
+    .desc_bytes = sizeof(sop_attention_desc),
+    .name = "attention",
+    .formula = "o = sum of softmax(cap tanh(scale q.k / cap)) * v over the keys a query sees",
+    .fields = fields,
+    .n_fields = SOP_N(fields),
+    .roles = roles,
+    .n_roles = SOP_N(roles),
+    .rows = rows,
+    .n_rows = SOP_N(rows),
+    .cases = cases,
+    .complete = complete,
+    .check = check,
+    .view = view,
+    .fill = fill,
+    .reference = sop_attention_reference,
+    .cost = cost,
+};

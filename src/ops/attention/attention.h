@@ -1,0 +1,74 @@
+/* ops/attention: the contract is in sop/desc.h.
+ *
+ * The fast rows are one core and three splits. The core takes a block: some queries of a sequence, the
+ * query heads of one KV head, a range of keys. flash gives it all keys a query sees; tiled and ring
+ * give it keys in blocks of a fixed size and merge the parts by their log-sum-exp, tiled in short
+ * blocks that spread a decode step over the workers, ring in long ones that bound what is touched at
+ * a time, one after another. */
+#ifndef OPS_ATTENTION_H
+#define OPS_ATTENTION_H
+
+#include "sop/desc.h"
+
+sop_status sop_attention_reference(const sop_call *call,
+                                   const sop_judge *judge); /* attention_ref.c */
+sop_status sop_attention_ref(const sop_call *call);
+sop_status sop_attention_f32_c(const sop_call *call);      /* attention_c.c */
+sop_status sop_attention_flash_avx2(const sop_call *call); /* attention_avx2.c */
+sop_status sop_attention_tiled_avx2(const sop_call *call);
+sop_status sop_attention_ring_avx2(const sop_call *call);
+sop_status sop_attention_flash_avx512(const sop_call *call); /* attention_avx512.c */
+sop_status sop_attention_tiled_avx512(const sop_call *call);
+sop_status sop_attention_ring_avx512(const sop_call *call);
+
+/* Keys of a tile, the step of the online softmax. Tiles start at multiples of it from the start of a
+ * sequence, whatever the queries: so a query's result has the same bits however its prompt was cut. */
+enum { SOP_ATTENTION_TILE = 64 };
+
+/* The keys [lo, hi) that the query at position pos of a sequence of n keys sees; lo = hi: none. */
+static inline void sop_attention_sees(const sop_attention_desc *d, int64_t n, int64_t pos,
+                                      int64_t *lo, int64_t *hi)
+{
+    *hi = !d->causal ? n : pos < 0 ? 0 : pos + 1;
+    *lo = d->window > 0 && pos - d->window + 1 > 0 ? pos - d->window + 1 : 0;
+    if (*lo > *hi) *lo = *hi;
+}
+
+/* n queries from token q0 on, position `at` being the first one's among the `keys` of its sequence;
+ * the query heads of KV head g; the keys [from, to), that include all the queries see there or no
+ * others are wanted. o and lse are where the row of query i and query head h of the group begins:
+ * o + i * o_stride + h * o_head, lse + i * lse_stride + h. lse may be NULL. */
+typedef struct sop_attention_block {
+    const sop_call *call;
+    const int32_t *table; /* of the sequence */
+    int64_t q0, n, at, keys, g, from, to;
+    float *o, *lse;
+    int64_t o_stride, o_head, lse_stride;
+    float *scratch;
+} sop_attention_block;
+
+/* Fill o and lse of a block; a query that sees nothing in it gets 0 and -inf. */
+typedef void sop_attention_core(const sop_attention_block *b);
+
+/* What the plans write and sop_attention_run reads. */
+enum {
+    SOP_ATTENTION_QUERIES,    /* of a block */
+    SOP_ATTENTION_KEYS,       /* of a block, a multiple of the tile; 0: all */
+    SOP_ATTENTION_WAVE,       /* blocks of keys at a time */
+    SOP_ATTENTION_CORE_FLOATS /* scratch of the core, for each worker */
+};
+
+/* attention_split.c: the plans of the three splits and what runs them. */
+sop_status sop_attention_plan_flash(const void *desc, const int32_t *params, const sop_facts *facts,
+                                    size_t budget, sop_split *split);
+sop_status sop_attention_plan_tiled(const void *desc, const int32_t *params, const sop_facts *facts,
+                                    size_t budget, sop_split *split);
+sop_status sop_attention_plan_ring(const void *desc, const int32_t *params, const sop_facts *facts,
+                                   size_t budget, sop_split *split);
+sop_status sop_attention_run(const sop_call *call, sop_attention_core *core);
+
+/* (o, lse) over some keys and (o2, lse2) over others become (o, lse) over both; v channels. With an
+ * lse of -inf the other side comes out as it went in. */
+void sop_attention_merge(float *o, float *lse, const float *o2, float lse2, int64_t v);
+
+#endif

@@ -1,0 +1,663 @@
+#include <math.h>
+#include <sys/mman.h>
+
+#include "base/test.h"
+#include "core/op.h"
+#include "ops/attention/attention.h"
+#include "ops/call_test.h"
+#include "ops/ops.h"
+
+#define EACH_ROW(row) \
+    for (const sop_row *row = sop_op_attention.rows; \
+         row < sop_op_attention.rows + sop_op_attention.n_rows; row++)
+
+enum { MOST_SEQS = 8 };
+
+/* A call's operands: queries of 0, keys and values of NaN until a test sets them. */
+struct world {
+    sop_attention_desc d;
+    int32_t queries[MOST_SEQS], keys[MOST_SEQS]; /* set before open() */
+    float *q, *o, *lse;
+    void *k, *v;
+    int32_t *table, *q_start, *kv_len;
+    sop_operand args[SOP_ATTENTION_ROLES];
+};
+
+static void *take(size_t bytes)
+{
+    void *p = malloc(bytes + 1);
+    if (!p) abort();
+    memset(p, 0xff, bytes);
+    return p;
+}
+
+/* Pages lie in the pool in the order that seed gives. */
+static void open_world(struct world *w, uint64_t seed)
+{
+    sop_attention_desc *d = &w->d;
+    for (int s = 0; s < (d->seqs ? d->seqs : 1); s++) {
+        d->tokens += w->queries[s];
+        if (w->keys[s] > d->max_kv) d->max_kv = w->keys[s];
+    }
+    sop_op_attention.complete(d);
+    if (sop_op_attention.check(d) != SOP_OK) printf("%s\n", sop_last_error());
+    for (int32_t role = 0; role < SOP_ATTENTION_ROLES; role++) {
+        sop_tensor t;
+        sop_op_attention.view(d, role, &t);
+        w->args[role] = (sop_operand){take(t.bytes), t.bytes};
+    }
+    w->q = w->args[SOP_ATTENTION_Q].data;
+    w->k = w->args[SOP_ATTENTION_K_POOL].data;
+    w->v = w->args[SOP_ATTENTION_V_POOL].data;
+    w->o = w->args[SOP_ATTENTION_O].data;
+    w->lse = w->args[SOP_ATTENTION_LSE].data;
+    w->table = w->args[SOP_ATTENTION_TABLE].data;
+    w->q_start = w->args[SOP_ATTENTION_Q_START].data;
+    w->kv_len = w->args[SOP_ATTENTION_KV_LEN].data;
+    memset(w->q, 0, w->args[SOP_ATTENTION_Q].bytes);
+    *(int32_t *)w->args[SOP_ATTENTION_LIVE].data = (int32_t)d->seqs;
+    w->q_start[0] = 0;
+    for (int s = 0; s < d->seqs; s++) {
+        w->q_start[s + 1] = w->q_start[s] + w->queries[s];
+        w->kv_len[s] = w->keys[s];
+    }
+    const int64_t entries = d->seqs * d->table_stride;
+    for (int64_t i = 0; i < entries; i++) w->table[i] = (int32_t)i;
+    for (int64_t i = entries - 1; i > 0 && seed; i--) {
+        const int64_t j = (int64_t)(sop_random(&seed) % (uint64_t)(i + 1));
+        const int32_t other = w->table[j];
+        w->table[j] = w->table[i];
+        w->table[i] = other;
+    }
+}
+
+static void close_world(struct world *w)
+{
+    for (int32_t role = 0; role < SOP_ATTENTION_ROLES; role++) free(w->args[role].data);
+}
+
+/* Every channel of key and value j of a sequence, in KV head g. */
+static void set_kv(struct world *w, int64_t s, int64_t j, int64_t g, double k, double v)
+{
+    const sop_attention_desc *d = &w->d;
+    const int64_t page = w->table[s * d->table_stride + j / d->page], at = j % d->page;
+    for (int64_t i = 0; i < d->k; i++)
+        sop_store(w->k, d->kv_dtype, page * d->kp_page + at * d->kp_token + g * d->kp_head + i, k);
+    for (int64_t i = 0; i < d->v; i++)
+        sop_store(w->v, d->kv_dtype, page * d->vp_page + at * d->vp_token + g * d->vp_head + i, v);
+}
+
+/* Keys of 0 (or k), value j at position j, in all sequences and heads. */
+static void count_up(struct world *w, double k)
+{
+    for (int64_t s = 0; s < w->d.seqs; s++)
+        for (int64_t j = 0; j < w->keys[s]; j++)
+            for (int64_t g = 0; g < w->d.kv_heads; g++) set_kv(w, s, j, g, k, (double)j);
+}
+
+/* The same numbers for the same seed, sequence, position, head and channel, wherever they lie. */
+static void random_kv(struct world *w, uint64_t seed)
+{
+    const sop_attention_desc *d = &w->d;
+    for (int64_t s = 0; s < d->seqs; s++)
+        for (int64_t j = 0; j < w->keys[s]; j++)
+            for (int64_t g = 0; g < d->kv_heads; g++) {
+                const int64_t page = w->table[s * d->table_stride + j / d->page];
+                const int64_t at = j % d->page;
+                uint64_t state = seed + 1000003 * (uint64_t)j + 7919 * (uint64_t)g;
+                for (int64_t i = 0; i < d->k + d->v; i++) {
+                    const double x = (double)(int64_t)sop_random(&state) * 0x1p-62;
+                    if (i < d->k)
+                        sop_store(w->k, d->kv_dtype,
+                                  page * d->kp_page + at * d->kp_token + g * d->kp_head + i, x);
+                    else
+                        sop_store(w->v, d->kv_dtype,
+                                  page * d->vp_page + at * d->vp_token + g * d->vp_head + i - d->k,
+                                  x);
+                }
+            }
+}
+
+/* Query i of a sequence of n gets the numbers of position keys - n + i. */
+static void random_q(struct world *w, uint64_t seed)
+{
+    const sop_attention_desc *d = &w->d;
+    for (int64_t s = 0; s < d->seqs; s++)
+        for (int64_t i = 0; i < w->queries[s]; i++)
+            for (int64_t h = 0; h < d->heads; h++) {
+                uint64_t state = seed + 1000033 * (uint64_t)(w->keys[s] - w->queries[s] + i) +
+                                 7907 * (uint64_t)h;
+                float *q = w->q + (w->q_start[s] + i) * d->q_stride + h * d->q_head;
+                for (int64_t c = 0; c < d->k; c++)
+                    q[c] = (float)((double)(int64_t)sop_random(&state) * 0x1p-62);
+            }
+}
+
+/* Run; the outputs hold NaN before. 0 when the row does not take it here. */
+static int run_world(struct world *w, const sop_row *row)
+{
+    if (!row_takes(row, &w->d)) return 0;
+    memset(w->o, 0xff, w->args[SOP_ATTENTION_O].bytes);
+    memset(w->lse, 0xff, w->args[SOP_ATTENTION_LSE].bytes);
+    CHECK(run_row(&sop_op_attention, row, &w->d, w->args, 2) == SOP_OK);
+    return 1;
+}
+
+static float out(const struct world *w, int64_t token, int64_t h)
+{
+    const float *o = w->o + token * w->d.o_stride + h * w->d.o_head;
+    for (int64_t i = 1; i < w->d.v; i++)
+        if (memcmp(o + i, o, sizeof *o) != 0) return NAN; /* all channels hold the same value */
+    return o[0];
+}
+
+static int near(float got, double want, double within)
+{
+    return fabs((double)got - want) <= within;
+}
+
+/* ---- what a query sees ---- */
+
+static void equal_scores_give_the_mean_and_their_log_sum(void)
+{
+    struct world w = {.d = {.k = 8}, .queries = {4}, .keys = {4}};
+    open_world(&w, 0);
+    count_up(&w, 1);
+    for (int i = 0; i < 32; i++) w.q[i] = 1;
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        for (int t = 0; t < 4; t++)
+            CHECK(near(out(&w, t, 0), 1.5, 1e-6) && near(w.lse[t], 4.214721, 1e-6));
+    }
+    close_world(&w);
+}
+
+static void the_causal_corner_is_at_the_bottom_right(void)
+{
+    struct world w = {.d = {.k = 64, .causal = 1}, .queries = {2}, .keys = {5}};
+    open_world(&w, 0);
+    count_up(&w, 0);
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        CHECK(near(out(&w, 0, 0), 1.5, 1e-6) && near(out(&w, 1, 0), 2, 1e-6));
+    }
+    close_world(&w);
+}
+
+static void a_query_before_the_first_key_gets_zero_and_minus_infinity(void)
+{
+    struct world w = {.d = {.k = 64, .causal = 1, .page = 16}, .queries = {4}, .keys = {1}};
+    open_world(&w, 0);
+    set_kv(&w, 0, 0, 0, 0.5, 3);
+    for (int i = 0; i < 256; i++) w.q[i] = 0.25f;
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        for (int t = 0; t < 3; t++) CHECK(out(&w, t, 0) == 0 && w.lse[t] == -INFINITY);
+        CHECK(out(&w, 3, 0) == 3 && near(w.lse[3], 0.125 * 8, 1e-6));
+    }
+    close_world(&w);
+}
+
+static void a_window_counts_the_query_itself(void)
+{
+    static const double want[] = {0, 0.5, 1, 1.5, 2.5, 3.5, 4.5, 5.5};
+    struct world w = {.d = {.k = 64, .causal = 1, .window = 4}, .queries = {8}, .keys = {8}};
+    open_world(&w, 0);
+    count_up(&w, 0);
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        for (int t = 0; t < 8; t++) CHECK(near(out(&w, t, 0), want[t], 1e-6));
+    }
+    close_world(&w);
+}
+
+static void a_decode_step_sees_its_window_only(void)
+{
+    struct world w = {.d = {.k = 16, .causal = 1, .window = 512}, .queries = {1}, .keys = {600}};
+    open_world(&w, 3);
+    count_up(&w, 0);
+    /* keys out of the window may be gone: their page is no page */
+    w.table[0] = -1;
+    EACH_ROW(row)
+    {
+        if (run_world(&w, row)) CHECK(near(out(&w, 0, 0), 343.5, 1e-4));
+    }
+    close_world(&w);
+}
+
+static void keys_beyond_a_sequence_are_not_read(void)
+{
+    struct world w = {.d = {.k = 8, .seqs = 2, .page = 4}, .queries = {1, 1}, .keys = {4, 2}};
+    open_world(&w, 0);
+    count_up(&w, 0); /* the rest of the pool is NaN */
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        CHECK(near(out(&w, 0, 0), 1.5, 1e-6) && near(out(&w, 1, 0), 0.5, 1e-6));
+    }
+    close_world(&w);
+}
+
+static void no_queries_no_keys_and_no_sequences_are_fine(void)
+{
+    struct world w = {.d = {.k = 8, .seqs = 2, .causal = 1}, .queries = {0, 3}, .keys = {4096, 0}};
+    open_world(&w, 0);
+    EACH_ROW(row)
+    {
+        *(int32_t *)w.args[SOP_ATTENTION_LIVE].data = 2;
+        if (!run_world(&w, row)) continue;
+        for (int t = 0; t < 3; t++) CHECK(out(&w, t, 0) == 0 && w.lse[t] == -INFINITY);
+        *(int32_t *)w.args[SOP_ATTENTION_LIVE].data = 0;
+        run_world(&w, row);
+        CHECK(isnan(w.lse[0])); /* as it was */
+    }
+    close_world(&w);
+}
+
+/* ---- numbers ---- */
+
+static void scores_far_below_zero_still_have_a_softmax(void)
+{
+    struct world w = {
+        .d = {.k = 128, .kv_dtype = SOP_F16, .causal = 1}, .queries = {1}, .keys = {4}};
+    open_world(&w, 0);
+    for (int j = 0; j < 4; j++) set_kv(&w, 0, j, 0, -(500 + j), j + 1);
+    w.q[0] = 448;
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        CHECK(near(out(&w, 0, 0), 1, 1e-6) && near(w.lse[0], -19798.990, 4e-3));
+    }
+    close_world(&w);
+}
+
+static void products_beyond_half_precision_are_fine(void)
+{
+    struct world w = {.d = {.k = 128, .kv_dtype = SOP_F16}, .queries = {1}, .keys = {2}};
+    open_world(&w, 0);
+    for (int j = 0; j < 2; j++) set_kv(&w, 0, j, 0, 30, j + 1);
+    for (int i = 0; i < 128; i++) w.q[i] = 30;
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        CHECK(near(out(&w, 0, 0), 1.5, 1e-6) && near(w.lse[0], 10183.031, 4e-3));
+    }
+    close_world(&w);
+}
+
+static void the_cap_comes_before_the_mask(void)
+{
+    struct world w = {.d = {.k = 1, .cap = 1, .causal = 1}, .queries = {2}, .keys = {2}};
+    open_world(&w, 0);
+    set_kv(&w, 0, 0, 0, 0, 3);
+    set_kv(&w, 0, 1, 0, 100, 5);
+    w.q[0] = w.q[1] = 1;
+    EACH_ROW(row)
+    {
+        if (run_world(&w, row)) CHECK(out(&w, 0, 0) == 3 && w.lse[0] == 0);
+    }
+    close_world(&w);
+}
+
+static void the_cap_bounds_large_scores(void)
+{
+    static const double in[] = {124, -60, 1, 0};
+    static const double want[] = {29.984588, -28.920827, 0.99962979, 0};
+    struct world w = {
+        .d = {.k = 1, .cap = 30, .seqs = 4}, .queries = {1, 1, 1, 1}, .keys = {1, 1, 1, 1}};
+    open_world(&w, 0);
+    for (int s = 0; s < 4; s++) {
+        set_kv(&w, s, 0, 0, in[s], 1);
+        w.q[s] = 1;
+    }
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        for (int s = 0; s < 4; s++)
+            CHECK(near(w.lse[s], want[s], 3e-7 * fabs(want[s])) && near(out(&w, s, 0), 1, 1e-6));
+    }
+    close_world(&w);
+}
+
+/* ---- heads ---- */
+
+static void a_query_head_reads_the_kv_head_of_its_group(void)
+{
+    static const int heads[][2] = {{48, 2}, {40, 2}, {80, 4}, {28, 4}, {71, 1}, {9, 3}, {5, 5}};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        struct world w = {.d = {.k = 8, .heads = heads[i][0], .kv_heads = heads[i][1], .causal = 1},
+                          .queries = {3},
+                          .keys = {70}};
+        open_world(&w, 0);
+        for (int j = 0; j < 70; j++)
+            for (int g = 0; g < heads[i][1]; g++) set_kv(&w, 0, j, g, 0, g);
+        EACH_ROW(row)
+        {
+            if (!run_world(&w, row)) continue;
+            for (int t = 0; t < 3; t++)
+                for (int h = 0; h < heads[i][0]; h++)
+                    CHECK(out(&w, t, h) == (float)(h / (heads[i][0] / heads[i][1])));
+        }
+        close_world(&w);
+    }
+}
+
+static void heads_that_do_not_divide_are_refused(void)
+{
+    static const int heads[][2] = {{3, 2}, {33, 2}, {4, 0}};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        sop_attention_desc d = {.tokens = 1, .k = 8, .heads = heads[i][0], .kv_heads = 1};
+        sop_op_attention.complete(&d);
+        d.kv_heads = heads[i][1];
+        CHECK(sop_op_attention.check(&d) == SOP_E_SHAPE && strstr(sop_last_error(), "kv_heads"));
+    }
+}
+
+/* ---- pages ---- */
+
+static void cached_and_new_keys_are_found_through_the_table(void)
+{
+    struct world w = {
+        .d = {.k = 8, .causal = 1, .page = 4, .pages = 4}, .queries = {4}, .keys = {8}};
+    open_world(&w, 0);
+    for (int swapped = 0; swapped < 2; swapped++) {
+        w.table[0] = swapped ? 1 : 3;
+        w.table[1] = swapped ? 3 : 1;
+        count_up(&w, 0);
+        EACH_ROW(row)
+        {
+            if (run_world(&w, row)) CHECK(near(out(&w, 3, 0), 3.5, 1e-6));
+        }
+    }
+    close_world(&w);
+}
+
+/* Prefill of 90 queries and decode, over pages of 1, 3, 16 and 64 in four orders, token-major or
+ * head-major: the same bits. */
+static void where_the_pages_lie_changes_no_bit(void)
+{
+    static const int pages[] = {64, 1, 3, 16};
+    for (int kind = 0; kind < 4; kind++) EACH_ROW(row)
+        {
+            float *first = NULL, *first_lse = NULL;
+            for (uint64_t trial = 0; trial < 8; trial++) {
+                struct world w = {.d = {.k = 40,
+                                        .v = 24,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .causal = 1,
+                                        .page = pages[trial % 4],
+                                        .seqs = 2,
+                                        .kv_dtype = kind % 2 ? SOP_F16 : SOP_F32},
+                                  .queries = {kind < 2 ? 90 : 1, 2},
+                                  .keys = {600, 77}};
+                if (trial >= 4) {
+                    w.d.kp_head = 40, w.d.kp_token = 80;
+                    w.d.vp_head = 30, w.d.vp_token = 64;
+                    w.d.vp_page = 64 * w.d.page + 5;
+                }
+                open_world(&w, trial);
+                random_kv(&w, 1);
+                random_q(&w, 2);
+                if (run_world(&w, row)) {
+                    if (!first) {
+                        first = w.o, first_lse = w.lse;
+                        w.args[SOP_ATTENTION_O].data = w.args[SOP_ATTENTION_LSE].data = NULL;
+                    } else {
+                        CHECK(memcmp(w.o, first, w.args[SOP_ATTENTION_O].bytes) == 0);
+                        CHECK(memcmp(w.lse, first_lse, w.args[SOP_ATTENTION_LSE].bytes) == 0);
+                    }
+                }
+                close_world(&w);
+            }
+            free(first);
+            free(first_lse);
+        }
+}
+
+/* Page 2066 with a stride of 1,039,680 elements begins past 2^31. Address space only: two pages are
+ * touched. */
+static void pages_past_two_to_the_31_elements_are_read(void)
+{
+    enum { STRIDE = 1039680, PAGES = 2067 };
+    const size_t bytes = (size_t)STRIDE * PAGES * 2;
+    void *pool = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pool == MAP_FAILED) {
+        SKIP("pages_past_two_to_the_31_elements_are_read", "no 4.3 GB of address space");
+        return;
+    }
+    struct world w = {
+        .d = {.k = 8, .causal = 1, .page = 2, .kv_dtype = SOP_F16}, .queries = {1}, .keys = {4}};
+    open_world(&w, 0);
+    w.d.pages = PAGES;
+    w.d.kp_page = w.d.vp_page = STRIDE;
+    free(w.k);
+    free(w.v);
+    w.k = w.v = w.args[SOP_ATTENTION_K_POOL].data = w.args[SOP_ATTENTION_V_POOL].data = pool;
+    w.table[0] = 2065;
+    w.table[1] = 2066;
+    for (int j = 0; j < 4; j++) set_kv(&w, 0, j, 0, j + 1, j + 1);
+    EACH_ROW(row)
+    {
+        if (run_world(&w, row)) CHECK(near(out(&w, 0, 0), 2.5, 1e-6));
+    }
+    w.args[SOP_ATTENTION_K_POOL].data = w.args[SOP_ATTENTION_V_POOL].data = NULL;
+    close_world(&w);
+    (void)munmap(pool, bytes);
+}
+
+static void a_batch_of_65536_gives_every_request_its_own(void)
+{
+    enum { N = 65536 };
+    sop_attention_desc d = {.tokens = N, .seqs = N, .max_kv = 1, .k = 64, .page = 1};
+    sop_op_attention.complete(&d);
+    sop_operand args[SOP_ATTENTION_ROLES];
+    for (int32_t role = 0; role < SOP_ATTENTION_ROLES; role++) {
+        sop_tensor t;
+        sop_op_attention.view(&d, role, &t);
+        args[role] = (sop_operand){calloc(t.bytes, 1), t.bytes};
+    }
+    int32_t live = N;
+    sop_op_attention.fill(&d, 0, live, args);
+    float *v = args[SOP_ATTENTION_V_POOL].data, *o = args[SOP_ATTENTION_O].data;
+    for (int64_t i = 0; i < (int64_t)N * 64; i++) v[i] = (float)(i / 64 % 97);
+    EACH_ROW(row)
+    {
+        if (!row_takes(row, &d)) continue;
+        int64_t bad = 0;
+        memset(o, 0xff, args[SOP_ATTENTION_O].bytes);
+        CHECK(run_row(&sop_op_attention, row, &d, args, 2) == SOP_OK);
+        for (int64_t i = 0; i < (int64_t)N * 64; i++) bad += o[i] != (float)(i / 64 % 97);
+        CHECK(bad == 0);
+    }
+    for (int32_t role = 0; role < SOP_ATTENTION_ROLES; role++) free(args[role].data);
+}
+
+/* ---- splits ---- */
+
+/* One sequence of n keys in steps of the given sizes, against all at once. */
+static int same_in_steps(const sop_row *row, sop_attention_desc d, int32_t n, const int32_t *steps)
+{
+    struct world all = {.d = d, .queries = {n}, .keys = {n}};
+    int same = 1;
+    open_world(&all, 5);
+    random_kv(&all, 1);
+    random_q(&all, 2);
+    if (run_world(&all, row))
+        for (int32_t at = 0; at < n; at += *steps, steps += steps[1] != 0) {
+            const int32_t step = at + *steps < n ? *steps : n - at;
+            struct world w = {.d = d, .queries = {step}, .keys = {at + step}};
+            open_world(&w, 6);
+            random_kv(&w, 1);
+            random_q(&w, 2);
+            run_world(&w, row);
+            same &= memcmp(w.o, all.o + at * all.d.o_stride, w.args[SOP_ATTENTION_O].bytes) == 0;
+            same &= memcmp(w.lse, all.lse + at * d.heads, w.args[SOP_ATTENTION_LSE].bytes) == 0;
+            close_world(&w);
+        }
+    close_world(&all);
+    return same;
+}
+
+static void in_the_invariant_mode_a_prompt_may_be_cut_anywhere(void)
+{
+    static const int32_t steps[] = {5, 64, 17, 100, 1, 1, 40, 3, 0};
+    const sop_attention_desc plain = {.k = 32,
+                                      .heads = 6,
+                                      .kv_heads = 2,
+                                      .causal = 1,
+                                      .kv_dtype = SOP_F16,
+                                      .numerics = SOP_NUMERICS_INVARIANT};
+    sop_attention_desc window = plain, odd = plain;
+    window.window = 50;
+    odd.k = 23, odd.v = 72, odd.cap = 4, odd.heads = 7, odd.kv_heads = 1;
+    EACH_ROW(row)
+    {
+        if (row->traits & SOP_ROW_REFERENCE) continue; /* the longest, and plain */
+        CHECK(same_in_steps(row, plain, 240, steps));
+        CHECK(same_in_steps(row, window, 240, steps));
+        CHECK(same_in_steps(row, odd, 240, steps));
+    }
+}
+
+static void a_sequence_gets_the_same_bits_alone_and_in_a_batch(void)
+{
+    EACH_ROW(row)
+    {
+        struct world alone = {
+            .d = {.k = 32, .heads = 6, .kv_heads = 2, .causal = 1}, .queries = {5}, .keys = {700}};
+        struct world batch = {.d = {.k = 32, .heads = 6, .kv_heads = 2, .causal = 1, .seqs = 4},
+                              .queries = {3, 12, 5, 0},
+                              .keys = {3, 900, 700, 10}};
+        open_world(&alone, 1);
+        open_world(&batch, 2);
+        random_kv(&alone, 1);
+        random_kv(&batch, 1);
+        random_q(&alone, 2);
+        random_q(&batch, 2);
+        if (run_world(&alone, row) && run_world(&batch, row)) {
+            CHECK(memcmp(alone.o, batch.o + 15 * batch.d.o_stride,
+                         alone.args[SOP_ATTENTION_O].bytes) == 0);
+            CHECK(memcmp(alone.lse, batch.lse + 15 * 6, alone.args[SOP_ATTENTION_LSE].bytes) == 0);
+        }
+        close_world(&alone);
+        close_world(&batch);
+    }
+}
+
+static void merging_with_nothing_changes_no_bit(void)
+{
+    float o[3] = {7, 7, 7}, lse = 1.25f, none[3] = {0}, none_lse = -INFINITY;
+    sop_attention_merge(o, &lse, none, none_lse, 3);
+    CHECK(o[0] == 7 && o[2] == 7 && lse == 1.25f);
+    sop_attention_merge(none, &none_lse, o, lse, 3);
+    CHECK(none[0] == 7 && none[2] == 7 && none_lse == 1.25f);
+    float a = 0, b = 0, a_lse = -INFINITY;
+    sop_attention_merge(&a, &a_lse, &b, -INFINITY, 1);
+    CHECK(a == 0 && a_lse == -INFINITY);
+}
+
+static void parts_merge_by_their_natural_logarithms(void)
+{
+    float o[11], o2[11], lse = 2;
+    for (int i = 0; i < 11; i++) o[i] = 1, o2[i] = 0;
+    sop_attention_merge(o, &lse, o2, 0, 11);
+    for (int i = 0; i < 11; i++) CHECK(near(o[i], 0.8807971, 1e-7));
+    CHECK(near(lse, 2.1269280, 3e-7));
+}
+
+static void without_the_log_sum_exp_the_result_is_the_same(void)
+{
+    EACH_ROW(row)
+    {
+        struct world w = {.d = {.k = 32, .heads = 2, .causal = 1}, .queries = {40}, .keys = {400}};
+        open_world(&w, 1);
+        random_kv(&w, 1);
+        random_q(&w, 2);
+        if (run_world(&w, row)) {
+            const size_t bytes = w.args[SOP_ATTENTION_O].bytes;
+            void *first = take(bytes), *lse = w.args[SOP_ATTENTION_LSE].data;
+            memcpy(first, w.o, bytes);
+            w.args[SOP_ATTENTION_LSE].data = NULL;
+            memset(w.o, 0xff, bytes);
+            CHECK(run_row(&sop_op_attention, row, &w.d, w.args, 2) == SOP_OK);
+            CHECK(memcmp(first, w.o, bytes) == 0);
+            w.args[SOP_ATTENTION_LSE].data = lse;
+            free(first);
+        }
+        close_world(&w);
+    }
+}
+
+static void a_path_that_is_no_candidate_is_refused_with_the_reason(void)
+{
+    static const struct {
+        uint32_t trait;
+        const char *word;
+    } paths[] = {{SOP_ROW_FLASH, "flash"}, {SOP_ROW_TILED, "tiled"}, {SOP_ROW_RING, "ring"}};
+    for (int p = 0; p < 3; p++) EACH_ROW(row)
+        {
+            sop_attention_desc d = {.tokens = 1, .k = 8, .paths = paths[p].trait};
+            sop_op_attention.complete(&d);
+            const char *why = row->refuse(&d);
+            for (int other = 0; other < 3; other++)
+                if (row->traits & paths[other].trait)
+                    CHECK(other == p ? why == NULL
+                                     : why && strstr(why, paths[other].word) &&
+                                           strstr(why, "not a candidate"));
+        }
+}
+
+static void too_little_scratch_is_refused_with_the_numbers(void)
+{
+    sop_attention_desc d = {.tokens = 8, .max_kv = 100000, .k = 64};
+    sop_op_attention.complete(&d);
+    EACH_ROW(row)
+    {
+        const sop_facts facts = {.workers = 1};
+        sop_split all, some;
+        if (!row->plan) continue;
+        CHECK(row->plan(&d, NULL, &facts, SIZE_MAX, &all) == SOP_OK);
+        CHECK(row->plan(&d, NULL, &facts, 1000, &some) == SOP_E_LIMIT);
+        CHECK(strstr(sop_last_error(), "1000 allowed"));
+        /* blocks wait in fewer places when there is less room */
+        if (all.word[SOP_ATTENTION_WAVE] > 1) {
+            CHECK(row->plan(&d, NULL, &facts, all.scratch_bytes - 1, &some) == SOP_OK);
+            CHECK(some.scratch_bytes < all.scratch_bytes);
+        }
+    }
+}
+
+int main(void)
+{
+    RUN(equal_scores_give_the_mean_and_their_log_sum);
+    RUN(the_causal_corner_is_at_the_bottom_right);
+    RUN(a_query_before_the_first_key_gets_zero_and_minus_infinity);
+    RUN(a_window_counts_the_query_itself);
+    RUN(a_decode_step_sees_its_window_only);
+    RUN(keys_beyond_a_sequence_are_not_read);
+    RUN(no_queries_no_keys_and_no_sequences_are_fine);
+    RUN(scores_far_below_zero_still_have_a_softmax);
+    RUN(products_beyond_half_precision_are_fine);
+    RUN(the_cap_comes_before_the_mask);
+    RUN(the_cap_bounds_large_scores);
+    RUN(a_query_head_reads_the_kv_head_of_its_group);
+    RUN(heads_that_do_not_divide_are_refused);
+    RUN(cached_and_new_keys_are_found_through_the_table);
+    RUN(where_the_pages_lie_changes_no_bit);
+    RUN(pages_past_two_to_the_31_elements_are_read);
+    RUN(a_batch_of_65536_gives_every_request_its_own);
+    RUN(in_the_invariant_mode_a_prompt_may_be_cut_anywhere);
+    RUN(a_sequence_gets_the_same_bits_alone_and_in_a_batch);
+    RUN(merging_with_nothing_changes_no_bit);
+    RUN(parts_merge_by_their_natural_logarithms);
+    RUN(without_the_log_sum_exp_the_result_is_the_same);
+    RUN(a_path_that_is_no_candidate_is_refused_with_the_reason);
+    RUN(too_little_scratch_is_refused_with_the_numbers);
+    return test_report();
+}
