@@ -328,10 +328,16 @@ static double ratio_of(double got, double want, double bound, int32_t dtype)
     return isnan(ratio) ? (double)INFINITY : ratio;
 }
 
+/* Half the distance of subnormal neighbours. */
+static double least_half(int32_t dtype)
+{
+    return dtype == SOP_F16 ? 0x1p-25 : dtype == SOP_BF16 ? 0x1p-134 : 0x1p-150;
+}
+
 /* What a reference may be off: it rounds once, through float32. */
 static double rounding(int32_t dtype, double want)
 {
-    return (1 + 0x1p-9) * sop_unit(dtype) * fabs(want) + (dtype == SOP_F16 ? 0x1p-25 : 0x1p-149);
+    return (1 + 0x1p-9) * sop_unit(dtype) * fabs(want) + 1.5 * least_half(dtype);
 }
 
 static int32_t unwritten(const unsigned char *at, size_t bytes)
@@ -353,8 +359,9 @@ static void compare(struct setup *s, const sop_row *row, int32_t role, sop_check
         const int64_t at = sop_view_at(&o->view, i);
         unsigned char *data = (unsigned char *)o->view.data + (size_t)at * element;
         const double got = sop_load(o->view.data, o->view.dtype, at), want = o->value[i];
-        const double bound =
-            row->traits & SOP_ROW_REFERENCE ? rounding(o->view.dtype, want) : o->bound[i];
+        const double bound = row->traits & SOP_ROW_REFERENCE
+                                 ? rounding(o->view.dtype, want)
+                                 : o->bound[i] + least_half(o->view.dtype);
         const double ratio = ratio_of(got, want, bound, o->view.dtype);
         if (mem == o && element > 1 && unwritten(data, element))
             fault(s, r, "%s[%lld] was not written", name, (long long)i);

@@ -53,6 +53,16 @@ static sop_status check(const void *desc)
     if (d->tokens < 0 || d->heads < 1 || d->dim < 1)
         return sop_fail(SOP_E_SHAPE, "rmsnorm: tokens=%lld heads=%lld dim=%lld, must be >= 0, 1, 1",
                         (long long)d->tokens, (long long)d->heads, (long long)d->dim);
+    if (d->x_stride < 0 || d->x_head < 0 || d->r_head < d->dim || d->y_head < d->dim ||
+        d->r_stride < d->heads * d->dim || d->y_stride < d->heads * d->dim)
+        return sop_fail(SOP_E_SHAPE,
+                        "rmsnorm: x_stride=%lld x_head=%lld r_stride=%lld r_head=%lld "
+                        "y_stride=%lld y_head=%lld: rows of r or y would overlap",
+                        (long long)d->x_stride, (long long)d->x_head, (long long)d->r_stride,
+                        (long long)d->r_head, (long long)d->y_stride, (long long)d->y_head);
+    if (sop_unit(d->x_dtype) == 0 || sop_unit(d->r_dtype) == 0 || sop_unit(d->y_dtype) == 0)
+        return sop_fail(SOP_E_ARG, "rmsnorm: types %d %d %d, must be f32, f16 or bf16", d->x_dtype,
+                        d->r_dtype, d->y_dtype);
     if (!(d->eps > 0)) return sop_fail(SOP_E_ARG, "rmsnorm: eps=%g, must be > 0", (double)d->eps);
     return SOP_OK;
 }

@@ -6,6 +6,14 @@
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/simd/avx2.h"
 
+/* When the squares pass float32 the sum is taken again, in double. */
+static float scale_of_huge(const sop_rmsnorm_desc *d, const float *x)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < d->dim; i++) sum += (double)x[i] * (double)x[i];
+    return (float)(1 / sqrt(sum / (double)d->dim + (double)d->eps));
+}
+
 static void norm(const sop_rmsnorm_desc *d, const float *x, const float *r, float *s,
                  const float *w, float *y)
 {
@@ -30,7 +38,8 @@ static void norm(const sop_rmsnorm_desc *d, const float *x, const float *r, floa
     }
     if (r) x = s;
     sum += sop_sum8(_mm256_add_ps(a, b));
-    const float scale = 1.0f / sqrtf(sum / (float)d->dim + d->eps);
+    float scale = 1.0f / sqrtf(sum / (float)d->dim + d->eps);
+    if (isinf(sum)) scale = scale_of_huge(d, x);
     const __m256 vs = _mm256_set1_ps(scale), vo = _mm256_set1_ps(d->offset);
     for (i = 0; i + 8 <= d->dim; i += 8) {
         const __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), vs);

@@ -23,9 +23,9 @@ sop_status sop_rmsnorm_reference(const sop_call *call, const sop_judge *judge)
                 sum += s * s;
             }
             const double scale = 1 / sqrt(sum / (double)d->dim + (double)d->eps);
-            /* the sum's relative error is at most dim * u, halved by the root; then s, the root, the
-             * division and two products */
-            const double rounding = ((double)d->dim / 2 + 8) * SOP_U32;
+            /* the sum's relative error, statistically under 2 sqrt(dim) u, halved by the root; then s,
+             * the root, the division and two products */
+            const double rounding = (sqrt((double)d->dim) + 8) * SOP_U32;
             for (int64_t i = 0; i < d->dim; i++) {
                 double s = sop_load(x, d->x_dtype, xa + i);
                 if (r) s += sop_load(r, d->r_dtype, ra + i);

@@ -77,28 +77,28 @@ static void exp_is_within_its_error(void)
 {
     const double ulp = worst_ulp(sop_exp8, exp_d, 110, step);
     report("exp", ulp);
-    CHECK(ulp < 1.2);
+    CHECK(ulp < 0.9);
 }
 
 static void tanh_is_within_its_error(void)
 {
     const double ulp = worst_ulp(sop_tanh8, tanh_d, 1e30f, step);
     report("tanh", ulp);
-    CHECK(ulp < 2);
+    CHECK(ulp < 1.4);
 }
 
 static void sigmoid_is_within_its_error(void)
 {
     const double ulp = worst_ulp(sop_sigmoid8, sigmoid_d, 1e30f, step);
     report("sigmoid", ulp);
-    CHECK(ulp < 3);
+    CHECK(ulp < 2.5);
 }
 
 static void normal_is_within_its_error(void)
 {
     const double ulp = worst_ulp(sop_normal8, normal_d, 1e30f, step);
     report("normal", ulp);
-    CHECK(ulp < 6);
+    CHECK(ulp < 6.5);
 }
 
 static void double_exp_is_within_its_error(void)
