@@ -7,6 +7,7 @@ static const sop_op *const ops[] = {
     &sop_op_rope,
     &sop_op_kv_append,
     &sop_op_attention,
+    &sop_op_linear,
     &sop_op_rmsnorm,
     &sop_op_gated,
     &sop_op_add,

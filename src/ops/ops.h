@@ -9,6 +9,7 @@ extern const sop_op sop_op_embed;
 extern const sop_op sop_op_rope;
 extern const sop_op sop_op_kv_append;
 extern const sop_op sop_op_attention;
+extern const sop_op sop_op_linear;
 extern const sop_op sop_op_rmsnorm;
 extern const sop_op sop_op_gated;
 extern const sop_op sop_op_add;

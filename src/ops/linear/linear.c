@@ -1,0 +1,208 @@
+/* linear's contract and its variants. */
+#include "ops/linear/linear.h"
+
+#include "base/status.h"
+#include "core/op.h"
+#include "ops/linear/dequant.h"
+#include "ops/linear/pack.h"
+#include "ops/ops.h"
+
+SOP_DESC_IS_PACKED(sop_linear_desc, bias);
+
+#define AT(member) offsetof(sop_linear_desc, member)
+#define LAYOUTS "unset|plain|panel16|both" /* the position is the SOP_LAYOUT_ bits */
+static const sop_field fields[] = {
+    {"m", AT(tokens), SOP_FIELD_I64, NULL, "tokens: rows of x and y"},
+    {"n", AT(n[0]), SOP_FIELD_I64, NULL, "rows of the weight"},
+    {"n1", AT(n[1]), SOP_FIELD_I64, NULL, "rows of a second weight that shares x"},
+    {"n2", AT(n[2]), SOP_FIELD_I64, NULL, "rows of a third one"},
+    {"k", AT(k), SOP_FIELD_I64, NULL, "columns of the weights and of x"},
+    {"w", AT(w_dtype[0]), SOP_FIELD_DTYPE, NULL, "format of the weight"},
+    {"w1", AT(w_dtype[1]), SOP_FIELD_DTYPE, NULL, "format of the second weight"},
+    {"w2", AT(w_dtype[2]), SOP_FIELD_DTYPE, NULL, "format of the third weight"},
+    {"x", AT(x_dtype), SOP_FIELD_DTYPE, NULL, "type of x"},
+    {"y", AT(y_dtype), SOP_FIELD_DTYPE, NULL, "type of y"},
+    {"bias", AT(bias), SOP_FIELD_I32, NULL, "bit j: the weight j has a bias"},
+    {"numerics", AT(numerics), SOP_FIELD_WORD, "fast|exact|invariant", "how exact y must be"},
+    {"x_stride", AT(x_stride), SOP_FIELD_I64, NULL, "between tokens of x"},
+    {"y_stride", AT(y_stride), SOP_FIELD_I64, NULL, "between tokens of y"},
+    {"w_stride", AT(w_stride[0]), SOP_FIELD_I64, NULL, "between rows of the weight, in blocks"},
+    {"w1_stride", AT(w_stride[1]), SOP_FIELD_I64, NULL, "of the second weight"},
+    {"w2_stride", AT(w_stride[2]), SOP_FIELD_I64, NULL, "of the third weight"},
+    {"layouts", AT(layouts[0]), SOP_FIELD_WORD, LAYOUTS, "how the weight can be read; plain"},
+    {"layouts1", AT(layouts[1]), SOP_FIELD_WORD, LAYOUTS, "of the second weight"},
+    {"layouts2", AT(layouts[2]), SOP_FIELD_WORD, LAYOUTS, "of the third weight"},
+};
+
+static const sop_role roles[SOP_LINEAR_ROLES] = {
+    [SOP_LINEAR_X] = {"x", SOP_ROLE_IN, -1},
+    [SOP_LINEAR_W0] = {"w", SOP_ROLE_WEIGHT, -1},
+    [SOP_LINEAR_W1] = {"w1", SOP_ROLE_WEIGHT | SOP_ROLE_OPTIONAL, -1},
+    [SOP_LINEAR_W2] = {"w2", SOP_ROLE_WEIGHT | SOP_ROLE_OPTIONAL, -1},
+    [SOP_LINEAR_B0] = {"bias", SOP_ROLE_OPTIONAL, -1},
+    [SOP_LINEAR_B1] = {"bias1", SOP_ROLE_OPTIONAL, -1},
+    [SOP_LINEAR_B2] = {"bias2", SOP_ROLE_OPTIONAL, -1},
+    [SOP_LINEAR_LIVE] = {"live", SOP_ROLE_LIVE | SOP_ROLE_OPTIONAL, -1},
+    [SOP_LINEAR_Y] = {"y", SOP_ROLE_OUT, -1},
+};
+
+static int64_t width(const sop_linear_desc *d)
+{
+    return d->n[0] + d->n[1] + d->n[2];
+}
+
+static void complete(void *desc)
+{
+    sop_linear_desc *d = desc;
+    if (!d->x_stride) d->x_stride = d->k;
+    if (!d->y_stride) d->y_stride = width(d);
+    for (int32_t j = 0; j < 3; j++) {
+        const int64_t block = sop_dtype_block(d->w_dtype[j]);
+        if (!d->n[j]) continue;
+        if (!d->w_stride[j] && block) d->w_stride[j] = d->k / block;
+        if (!d->layouts[j]) d->layouts[j] = SOP_LAYOUT_PLAIN;
+    }
+}
+
+static int is_float(int32_t dtype)
+{
+    return dtype == SOP_F32 || dtype == SOP_F16 || dtype == SOP_BF16;
+}
+
+static const char *text_of(int32_t dtype)
+{
+    const char *text = sop_dtype_text(dtype);
+    return text ? text : "no type";
+}
+
+static sop_status check_weight(const sop_linear_desc *d, int32_t j)
+{
+    const int32_t dtype = d->w_dtype[j];
+    if (!sop_dequant_takes(dtype))
+        return sop_fail(SOP_E_ARG, "linear: weight %d is %s, which is no weight format", j,
+                        text_of(dtype));
+    if (d->k % sop_dtype_block(dtype) != 0)
+        return sop_fail(SOP_E_SHAPE, "linear: k=%lld is not a multiple of %s's block of %lld",
+                        (long long)d->k, text_of(dtype), (long long)sop_dtype_block(dtype));
+    if (d->w_stride[j] < d->k / sop_dtype_block(dtype))
+        return sop_fail(SOP_E_SHAPE,
+                        "linear: rows of weight %d are %lld blocks apart, k needs %lld", j,
+                        (long long)d->w_stride[j], (long long)(d->k / sop_dtype_block(dtype)));
+    if (d->layouts[j] & ~(uint32_t)(SOP_LAYOUT_PLAIN | SOP_LAYOUT_PANEL16))
+        return sop_fail(SOP_E_ARG, "linear: weight %d has layouts=%u, known are the bits 1 and 2",
+                        j, d->layouts[j]);
+    return SOP_OK;
+}
+
+static sop_status check(const void *desc)
+{
+    const sop_linear_desc *d = desc;
+    /* With extents below 2^31 no product of two overflows. */
+    const int64_t most = INT32_MAX;
+    const int64_t sizes[] = {d->tokens,      d->k,          d->n[0],     d->n[1],
+                             d->n[2],        d->x_stride,   d->y_stride, d->w_stride[0],
+                             d->w_stride[1], d->w_stride[2]};
+    for (int32_t i = 0; i < SOP_N(sizes); i++)
+        if (sizes[i] < 0 || sizes[i] > most)
+            return sop_fail(SOP_E_SHAPE,
+                            "linear: m=%lld k=%lld n=%lld,%lld,%lld, strides x=%lld y=%lld "
+                            "w=%lld,%lld,%lld, each must be 0 to %lld",
+                            (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
+                            (long long)sizes[3], (long long)sizes[4], (long long)sizes[5],
+                            (long long)sizes[6], (long long)sizes[7], (long long)sizes[8],
+                            (long long)sizes[9], (long long)most);
+    if (!is_float(d->x_dtype) || !is_float(d->y_dtype))
+        return sop_fail(SOP_E_ARG, "linear: x is %s and y is %s, each must be f32, f16 or bf16",
+                        text_of(d->x_dtype), text_of(d->y_dtype));
+    if (d->tokens > 1 && d->y_stride < width(d))
+        return sop_fail(SOP_E_SHAPE, "linear: tokens of y are %lld apart, its rows have %lld",
+                        (long long)d->y_stride, (long long)width(d));
+    if (d->bias & ~7) return sop_fail(SOP_E_ARG, "linear: bias=%d, must be 0 to 7", d->bias);
+    if (d->numerics < SOP_NUMERICS_FAST || d->numerics > SOP_NUMERICS_INVARIANT)
+        return sop_fail(SOP_E_ARG, "linear: numerics=%d, must be 0 to 2", d->numerics);
+    for (int32_t j = 0; j < 3; j++)
+        if (d->n[j]) SOP_TRY(check_weight(d, j));
+    return SOP_OK;
+}
+
+static void view(const void *desc, int32_t role, sop_tensor *out)
+{
+    const sop_linear_desc *d = desc;
+    *out = (sop_tensor){.dtype = -1};
+    switch (role) {
+    case SOP_LINEAR_X: sop_view2(out, d->x_dtype, d->tokens, d->k, d->x_stride); break;
+    case SOP_LINEAR_W0:
+    case SOP_LINEAR_W1:
+    case SOP_LINEAR_W2: {
+        const int32_t j = role - SOP_LINEAR_W0;
+        if (d->n[j]) sop_view2(out, d->w_dtype[j], d->n[j], d->k, d->w_stride[j]);
+        break;
+    }
+    case SOP_LINEAR_B0:
+    case SOP_LINEAR_B1:
+    case SOP_LINEAR_B2: {
+        const int32_t j = role - SOP_LINEAR_B0;
+        if (d->n[j] && d->bias >> j & 1) sop_view1(out, SOP_F32, d->n[j]);
+        break;
+    }
+    case SOP_LINEAR_LIVE: sop_view1(out, SOP_I32, 1); break;
+    case SOP_LINEAR_Y: sop_view2(out, d->y_dtype, d->tokens, width(d), d->y_stride); break;
+    default: break;
+    }
+}
+
+static void fill(const void *desc, uint64_t seed, int64_t live, const sop_operand *args)
+{
+    (void)desc, (void)seed;
+    if (live >= 0) *(int32_t *)args[SOP_LINEAR_LIVE].data = (int32_t)live;
+}
+
+static void cost(const void *desc, sop_cost *out)
+{
+    const sop_linear_desc *d = desc;
+    const double m = (double)d->tokens, k = (double)d->k, n = (double)width(d);
+    *out = (sop_cost){2 * m * n * k, m * k * (double)sop_dtype_bytes(d->x_dtype),
+                      m * n * (double)sop_dtype_bytes(d->y_dtype)};
+    for (int32_t j = 0; j < 3; j++) {
+        if (!d->n[j]) continue;
+        out->read_bytes += (double)d->n[j] * (double)sop_dtype_row_bytes(d->w_dtype[j], d->k);
+        if (d->bias >> j & 1) out->read_bytes += 4 * (double)d->n[j];
+    }
+}
+
+static const char *takes_all(const void *desc)
+{
+    (void)desc;
+    return NULL;
+}
+
+/* clang-format off */
+static const sop_row rows[] = {
+    {sizeof(sop_row), SOP_DEVICE_CPU, "linear_c", "c", 0, SOP_ROW_INVARIANT,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_c_refuse, .run = sop_linear_c},
+    {sizeof(sop_row), SOP_DEVICE_CPU, "linear_ref", "c", 0, SOP_ROW_REFERENCE | SOP_ROW_INVARIANT,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = takes_all, .run = sop_linear_ref},
+};
+/* clang-format on */
+
+const sop_op sop_op_linear = {
+    .size = sizeof(sop_op),
+    .desc_bytes = sizeof(sop_linear_desc),
+    .name = "linear",
+    .formula = "y = x w^T + bias, for up to three weights side by side",
+    .fields = fields,
+    .n_fields = SOP_N(fields),
+    .roles = roles,
+    .n_roles = SOP_N(roles),
+    .rows = rows,
+    .n_rows = SOP_N(rows),
+    .cases = sop_linear_cases,
+    .complete = complete,
+    .check = check,
+    .view = view,
+    .fill = fill,
+    .reference = sop_linear_reference,
+    .cost = cost,
+    .packed_bytes = sop_linear_packed_bytes,
+    .pack = sop_linear_pack,
+};

@@ -1,0 +1,69 @@
+/* Portable: each row of the weight is decoded 256 columns at a time and runs past all tokens; a sum
+ * has 8 parts, which compilers turn into vectors. */
+#include "core/op.h"
+#include "ops/linear/dequant.h"
+#include "ops/linear/linear.h"
+
+enum { COLUMNS = 256, PARTS = 8, TOKENS = 16 };
+
+const char *sop_linear_c_refuse(const void *desc)
+{
+    const sop_linear_desc *d = desc;
+    if (d->x_dtype != SOP_F32 || d->y_dtype != SOP_F32) return "x or y is not f32";
+    for (int32_t j = 0; j < 3; j++)
+        if (d->n[j] && !(d->layouts[j] & SOP_LAYOUT_PLAIN)) return "a weight is not in plain rows";
+    return NULL;
+}
+
+struct job {
+    const sop_call *call;
+    int32_t j;
+    int64_t at, tokens;
+};
+
+static void dot(const float *x, const float *w, int64_t n, float sum[PARTS])
+{
+    int64_t i = 0;
+    for (; i + PARTS <= n; i += PARTS)
+        for (int64_t p = 0; p < PARTS; p++) sum[p] += x[i + p] * w[i + p];
+    for (int64_t p = 0; i + p < n; p++) sum[p] += x[i + p] * w[i + p];
+}
+
+static void some_rows(const void *arg, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct job *job = arg;
+    const sop_linear_desc *d = job->call->desc;
+    const float *x = job->call->args[SOP_LINEAR_X].data;
+    const float *bias = d->bias >> job->j & 1 ? job->call->args[SOP_LINEAR_B0 + job->j].data : NULL;
+    const int32_t dtype = d->w_dtype[job->j];
+    const int64_t block = sop_dtype_block(dtype);
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        const uint8_t *row = (const uint8_t *)job->call->args[SOP_LINEAR_W0 + job->j].data +
+                             (size_t)(i * d->w_stride[job->j]) * sop_dtype_bytes(dtype);
+        for (int64_t t0 = 0; t0 < job->tokens; t0 += TOKENS) {
+            const int64_t n = job->tokens - t0 < TOKENS ? job->tokens - t0 : TOKENS;
+            float sum[TOKENS][PARTS] = {{0}}, w[COLUMNS];
+            for (int64_t k0 = 0; k0 < d->k; k0 += COLUMNS) {
+                const int64_t kn = d->k - k0 < COLUMNS ? d->k - k0 : COLUMNS;
+                sop_dequant_row(dtype, row + (size_t)(k0 / block) * sop_dtype_bytes(dtype), kn, w);
+                for (int64_t t = 0; t < n; t++) dot(x + (t0 + t) * d->x_stride + k0, w, kn, sum[t]);
+            }
+            for (int64_t t = 0; t < n; t++) {
+                const float *s = sum[t];
+                const float y = ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
+                ((float *)job->call->args[SOP_LINEAR_Y]
+                     .data)[(t0 + t) * d->y_stride + job->at + i] = bias ? y + bias[i] : y;
+            }
+        }
+    }
+}
+
+sop_status sop_linear_c(const sop_call *call)
+{
+    const sop_linear_desc *d = call->desc;
+    struct job job = {call, 0, 0, sop_live(call, SOP_LINEAR_LIVE, d->tokens)};
+    for (; job.j < 3; job.at += d->n[job.j++])
+        sop_parallel(call->queue, d->n[job.j], 16, some_rows, &job);
+    return SOP_OK;
+}

@@ -1,0 +1,126 @@
+/* The reference: the formula in its own order, in double. Read this first.
+ *
+ * How far a right row may be from it, with w = d s (q - zero) + m t:
+ *
+ * - Summing k products in float32, in any order: each addition is off by u of a partial sum, itself at
+ *   most A = sum of |w x|. A row that quantises x may sum d s q and m t apart; its A is the sum of
+ *   |x| (|d s| (q + zero) + |m t|).
+ *   The worst case is k u A. Roundings of one sum are no more alike than coin tosses, and then
+ *   8 sqrt(k) u A is passed with a probability below 1e-13 (Higham and Mary, "A New Approach to
+ *   Probabilistic Rounding Error Analysis", 2019, theorem 2.4, with lambda = 8). 8 more steps are for
+ *   decoding w, scaling, bias.
+ * - A row that quantises x (SOP_ROW_QUANT_X) takes each x for one at most half a step away; a step is
+ *   1/127 of the largest |x| among 32 (256 for formats with such blocks). That is h sum |w| over the
+ *   block. bfloat16 for both x and w is inside: (1 + 2^-9)^2 - 1 < 1/254. 2^-10 more is for the
+ *   division that makes the step. Values below 2^-126 may count as zero. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "core/op.h"
+#include "ops/linear/dequant.h"
+#include "ops/linear/linear.h"
+
+enum { TOKENS = 64 }; /* sums held at once for a row of w */
+
+struct job {
+    const sop_call *call;
+    const sop_judge *judge;
+    int32_t j;
+    int64_t at; /* first column of y */
+};
+
+static double read_x(const void *x, int32_t dtype, int64_t i)
+{
+    return dtype == SOP_F32 ? (double)((const float *)x)[i] : sop_load(x, dtype, i);
+}
+
+/* One block of a row: w, and the magnitudes a. Plain types come 32 at a time. */
+static void read_w(int32_t dtype, const uint8_t *blocks, int64_t k0, int64_t n, double *w,
+                   double *a)
+{
+    sop_block o;
+    if (sop_dtype_block(dtype) == 1) {
+        for (int64_t i = 0; i < n; i++) {
+            float f;
+            sop_dequant_row(dtype, blocks + (size_t)(k0 + i) * sop_dtype_bytes(dtype), 1, &f);
+            w[i] = (double)f;
+            a[i] = fabs(w[i]);
+        }
+        return;
+    }
+    sop_block_read(dtype, blocks + (size_t)(k0 / n) * sop_dtype_bytes(dtype), &o);
+    for (int64_t i = 0; i < n; i++) {
+        const double ds = (double)o.d * o.s[i / o.group], mt = (double)o.m * o.t[i / o.group];
+        w[i] = ds * (o.q[i] - o.zero) + mt;
+        a[i] = apart ? fabs(ds) * (abs(o.q[i]) + o.zero) + fabs(mt) : fabs(w[i]);
+    }
+}
+
+/* Half a step of a row that quantises n values of x. */
+static double half_step(const void *x, int32_t dtype, int64_t at, int64_t n)
+{
+    double most = 0;
+    for (int64_t i = 0; i < n; i++) most = fmax(most, fabs(read_x(x, dtype, at + i)));
+    return most / 254 * (1 + 0x1p-10) + 0x1p-126;
+}
+
+static void one_row(const struct job *job, int64_t i, int64_t t0, int64_t t1)
+{
+    const sop_linear_desc *d = job->call->desc;
+    const void *x = job->call->args[SOP_LINEAR_X].data;
+    const int32_t j = job->j, dtype = d->w_dtype[j];
+    const float *bias = d->bias >> j & 1 ? job->call->args[SOP_LINEAR_B0 + j].data : NULL;
+    const int64_t block = sop_dtype_block(dtype) > 1 ? sop_dtype_block(dtype) : 32;
+    const uint8_t *blocks = (const uint8_t *)job->call->args[SOP_LINEAR_W0 + j].data +
+                            (size_t)(i * d->w_stride[j]) * sop_dtype_bytes(dtype);
+    const double b = bias ? (double)bias[i] : 0;
+    const int32_t quant = job->judge && (job->judge->traits & SOP_ROW_QUANT_X);
+    const double k = (double)d->k, gamma = (fmin(k, 8 * sqrt(k)) + 8) * SOP_U32;
+    double sum[TOKENS] = {0}, size[TOKENS] = {0}, step[TOKENS] = {0}, w[256], a[256];
+    for (int64_t k0 = 0; k0 < d->k; k0 += block) {
+        const int64_t n = d->k - k0 < block ? d->k - k0 : block;
+        read_w(dtype, blocks, k0, n, quant, w, a);
+        for (int64_t t = t0; t < t1; t++) {
+            const int64_t at = t * d->x_stride + k0;
+            const double h = quant ? half_step(x, d->x_dtype, at, n) : 0;
+            for (int64_t c = 0; c < n; c++) {
+                const double v = read_x(x, d->x_dtype, at + c);
+                sum[t - t0] += w[c] * v;
+                if (!job->judge) continue;
+                size[t - t0] += a[c] * (fabs(v) + h);
+                step[t - t0] += fabs(w[c]) * h;
+            }
+        }
+    }
+    for (int64_t t = t0; t < t1; t++) {
+        const int64_t width = d->n[0] + d->n[1] + d->n[2];
+        sop_put(job->call, job->judge, SOP_LINEAR_Y, d->y_dtype, t * d->y_stride + job->at + i,
+                t * width + job->at + i, sum[t - t0] + b,
+                gamma * (size[t - t0] + fabs(b)) + step[t - t0]);
+    }
+}
+
+static void some_rows(const void *arg, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct job *job = arg;
+    const sop_linear_desc *d = job->call->desc;
+    const int64_t tokens = sop_live(job->call, SOP_LINEAR_LIVE, d->tokens);
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        for (int64_t t = 0; t < tokens; t += TOKENS)
+            one_row(job, i, t, t + TOKENS < tokens ? t + TOKENS : tokens);
+}
+
+sop_status sop_linear_reference(const sop_call *call, const sop_judge *judge)
+{
+    const sop_linear_desc *d = call->desc;
+    struct job job = {call, judge, 0, 0};
+    for (; job.j < 3; job.at += d->n[job.j++])
+        sop_parallel(call->queue, d->n[job.j], 8, some_rows, &job);
+    return SOP_OK;
+}
+
+sop_status sop_linear_ref(const sop_call *call)
+{
+    return sop_linear_reference(call, NULL);
+}
