@@ -4,8 +4,7 @@
  *
  * - Summing k products in float32, in any order: each addition is off by u of a partial sum, itself at
  *   most A = sum of |w x|. A row that quantises x may sum d s q and m t apart; its A is the sum of
- *   |x| (|d s| (q + zero) + |m t|).
- *   The worst case is k u A. Roundings of one sum are no more alike than coin tosses, and then
+ *   |x| (|d s| (q + zero) + |m t|). The worst case is k u A. Roundings of one sum are no more alike than coin tosses, and then
  *   8 sqrt(k) u A is passed with a probability below 1e-13 (Higham and Mary, "A New Approach to
  *   Probabilistic Rounding Error Analysis", 2019, theorem 2.4, with lambda = 8). 8 more steps are for
  *   decoding w, scaling, bias.
@@ -34,9 +33,9 @@ static double read_x(const void *x, int32_t dtype, int64_t i)
     return dtype == SOP_F32 ? (double)((const float *)x)[i] : sop_load(x, dtype, i);
 }
 
-/* One block of a row: w, and the magnitudes a. Plain types come 32 at a time. */
-static void read_w(int32_t dtype, const uint8_t *blocks, int64_t k0, int64_t n, double *w,
-                   double *a)
+/* One block of a row: w, and the magnitudes a that are summed. Plain types come 32 at a time. */
+static void read_w(int32_t dtype, const uint8_t *blocks, int64_t k0, int64_t n, int32_t apart,
+                   double *w, double *a)
 {
     sop_block o;
     if (sop_dtype_block(dtype) == 1) {
