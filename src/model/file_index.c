@@ -145,19 +145,22 @@ sop_status sop_file_map_in(sop_file *f, const char *path)
     return SOP_OK;
 }
 
-bool sop_file_shape(sop_tensor *t, int32_t ndim, const uint64_t *dims, uint64_t block)
+bool sop_file_shape(sop_tensor *t, int32_t ndim, const uint64_t *dims, uint64_t block,
+                    uint64_t *blocks)
 {
     uint64_t stride = 1;
-    bool fits = true;
+    bool fits = true, empty = false;
     t->ndim = ndim;
     for (int32_t i = ndim - 1; i >= 0; i--) {
         /* strides count elements; in block formats all but the last count blocks */
-        const uint64_t units = i == ndim - 1 ? dims[i] / block : dims[i];
+        const uint64_t n = i == ndim - 1 ? dims[i] / block : dims[i];
         t->shape[i] = (int64_t)dims[i];
         t->stride[i] = (int64_t)stride;
+        empty = empty || n == 0;
         fits = fits && dims[i] <= INT64_MAX &&
-               !__builtin_mul_overflow(stride, units ? units : 1, &stride) && stride <= INT64_MAX;
+               !__builtin_mul_overflow(stride, n ? n : 1, &stride) && stride <= INT64_MAX;
     }
+    *blocks = empty ? 0 : stride;
     return fits;
 }
 

@@ -80,8 +80,10 @@ char *sop_file_take_str(sop_file *f, const char *s, size_t n);
 /* One more entry, zeroed; NULL with the sentence. Valid until the next one is added. */
 sop_file_tensor_entry *sop_file_add_tensor(sop_file *f);
 sop_meta *sop_file_add_meta(sop_file *f);
-/* Makes a view's shape and strides from dims, slowest first; false when the product overflows. */
-bool sop_file_shape(sop_tensor *t, int32_t ndim, const uint64_t *dims, uint64_t block);
+/* Makes a view's shape and strides from dims, slowest first, and counts its blocks; false when the
+ * product overflows. */
+bool sop_file_shape(sop_tensor *t, int32_t ndim, const uint64_t *dims, uint64_t block,
+                    uint64_t *blocks);
 /* A name may be printed: no control characters, so no zero bytes either. */
 bool sop_file_name_ok(const char *s, size_t n);
 /* Builds the look-up by name; SOP_E_FORMAT when a name stands there twice. */

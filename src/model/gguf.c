@@ -235,12 +235,9 @@ static sop_status info(reader *r, sop_file_tensor_entry *t, uint64_t *offset, ui
                         "%s: tensor %s has rows of %" PRIu64
                         " elements, %s needs a multiple of %" PRIu32,
                         r->name, t->name, ne[0], ty->text, ty->elems);
-    uint64_t count = ne[0] / ty->elems;
-    bool fits = sop_file_shape(&t->view, (int32_t)n_dims, dims, ty->elems);
-    for (uint32_t i = 1; i < n_dims; i++)
-        fits = !__builtin_mul_overflow(count, ne[i], &count) && fits;
-    fits = !__builtin_mul_overflow(count, (uint64_t)ty->bytes, bytes_out) && fits;
-    if (!fits || *bytes_out > INT64_MAX)
+    uint64_t blocks;
+    if (!sop_file_shape(&t->view, (int32_t)n_dims, dims, ty->elems, &blocks) ||
+        __builtin_mul_overflow(blocks, (uint64_t)ty->bytes, bytes_out) || *bytes_out > INT64_MAX)
         return sop_fail(SOP_E_FORMAT,
                         "%s: tensor %s [%" PRIu64 ", %" PRIu64 ", %" PRIu64 ", %" PRIu64
                         "] of %s overflows 64 bits",
@@ -282,27 +279,27 @@ static sop_status head(reader *r, uint64_t *n_tensors, uint64_t *n_keys)
 }
 
 /* Gives each tensor its place: the format wants them in order, each at the end of the one before,
- * padded. sizes [n]: offset and bytes of each. */
+ * padded. sizes [n]: offset and bytes of each, from tensor first on. */
 static sop_status place(const reader *r, uint64_t alignment, uint64_t (*sizes)[2], uint64_t n,
-                        sop_file_tensor_entry *t)
+                        size_t first)
 {
     const uint64_t start = (r->at + alignment - 1) & ~(alignment - 1); /* at <= a file's size */
     uint64_t expect = 0;
     for (uint64_t i = 0; i < n; i++) {
+        sop_file_tensor_entry *t = &r->f->tensors[first + i];
         const uint64_t offset = sizes[i][0], bytes = sizes[i][1];
         if (offset != expect)
             return sop_fail(SOP_E_FORMAT,
                             "%s: tensor %s lies at offset %" PRIu64 ", must be at %" PRIu64 " (%s)",
-                            r->name, t[i].name, offset, expect,
-                            offset < expect ? "overlap" : "gap");
+                            r->name, t->name, offset, expect, offset < expect ? "overlap" : "gap");
         if (start > r->size || expect > r->size - start || bytes > r->size - start - expect)
             return sop_fail(SOP_E_FORMAT,
                             "%s: tensor %s ends at byte %" PRIu64 ", the file has %zu: %" PRIu64
                             " are missing",
-                            r->name, t[i].name, start + expect + bytes, r->size,
+                            r->name, t->name, start + expect + bytes, r->size,
                             start + expect + bytes - r->size);
-        t[i].view.data = (void *)(uintptr_t)(r->base + start + expect);
-        t[i].view.bytes = (size_t)bytes;
+        t->view.data = (void *)(uintptr_t)(r->base + start + expect);
+        t->view.bytes = (size_t)bytes;
         expect += (bytes + alignment - 1) & ~(alignment - 1); /* bytes <= size: no overflow */
     }
     return SOP_OK;
@@ -330,7 +327,7 @@ sop_status sop_gguf_parse(sop_file *f, const uint8_t *bytes, size_t n, const cha
         t->map = map;
         SOP_TRY(info(&r, t, &sizes[i][0], &sizes[i][1]));
     }
-    return place(&r, alignment, sizes, n_tensors, f->tensors + first);
+    return place(&r, alignment, sizes, n_tensors, first);
 }
 
 /* "name-00002-of-00003.gguf": false when path has no such end. prefix is what stands before it. */

@@ -111,10 +111,8 @@ static sop_status entry(sop_json *j, sop_file_tensor_entry *t, range *r)
     if (seen != (DTYPE | SHAPE | OFFSETS) || n_at != 2)
         return sop_fail(SOP_E_FORMAT, "%s: tensor %s needs dtype, shape and two data_offsets",
                         j->name, t->name);
-    bool fits = sop_file_shape(&t->view, ndim, dims, 1);
-    bits = e->bits;
-    for (int32_t i = 0; i < ndim; i++) fits = !__builtin_mul_overflow(bits, dims[i], &bits) && fits;
-    if (!fits)
+    if (!sop_file_shape(&t->view, ndim, dims, 1, &bits) ||
+        __builtin_mul_overflow(bits, (uint64_t)e->bits, &bits))
         return sop_fail(SOP_E_FORMAT, "%s: the shape of tensor %s overflows 64 bits", j->name,
                         t->name);
     if (at[0] > at[1] || bits % 8 != 0 || bits / 8 != at[1] - at[0])

@@ -87,6 +87,19 @@ static void a_header_length_is_compared_with_the_file(void)
     CHECK(allocated_bytes - before < 16 * 100000);
 }
 
+static void a_header_over_the_limit_is_not_read(void)
+{
+    const uint64_t len = 100000001;
+    const char *path = in_folder("long.safetensors");
+    sop_file *f;
+    memcpy(g.b, &len, 8);
+    memcpy(g.b + 8, "{}", 2);
+    write_file(path, g.b, 10);
+    CHECK(truncate(path, 8 + (off_t)len) == 0); /* a hole */
+    CHECK(sop_file_open(path, &f) == SOP_E_FORMAT && says("a header of 100000001 bytes"));
+    (void)unlink(path);
+}
+
 static void the_header_is_one_json_object_and_spaces(void)
 {
     CHECK(parse(" {}", 0) == SOP_E_FORMAT && says("begins with 0x20"));
@@ -493,6 +506,7 @@ int main(void)
 {
     RUN(a_file_is_read_back);
     RUN(a_header_length_is_compared_with_the_file);
+    RUN(a_header_over_the_limit_is_not_read);
     RUN(the_header_is_one_json_object_and_spaces);
     RUN(tensors_that_overlap_or_leave_a_gap_are_refused_with_names);
     RUN(a_shape_that_is_not_its_byte_range_is_refused);
