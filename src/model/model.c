@@ -138,7 +138,7 @@ static uint32_t bound_of(const sop_config *c)
 static sop_status load(sop_model *m)
 {
     const sop_config *c = &m->rt->config;
-    const sop_arch *arch;
+    const sop_arch *arch = NULL;
     SOP_TRY(find_arch(m->file, &arch));
     (void)snprintf(m->arch, sizeof m->arch, "%s", arch->name);
     SOP_TRY(sop_params_common(m->file, arch->name, &m->params));

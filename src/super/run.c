@@ -20,7 +20,8 @@ static sop_status submit(sop_super *s, const sop_node *node)
     return status;
 }
 
-/* Are the values of a node's guarded outputs finite? A span is judged by its last module's. */
+/* Are the values of a node's guarded outputs finite? A span is judged by its last module's. A guard
+ * that cannot look is not the row's fault: SOP_E_INTERNAL. */
 static sop_status guard(sop_super *s, const sop_steps *steps, const sop_node *node)
 {
     const int32_t last = node->module + node->n_modules - 1;
@@ -40,7 +41,8 @@ static sop_status guard(sop_super *s, const sop_steps *steps, const sop_node *no
                          .allow_neg_inf = 0};
     sop_op_finite.complete(&d);
     sop_choice c;
-    SOP_TRY(sop_planner_choose(s->planner, &sop_op_finite, &d, s->bound, SIZE_MAX, &c));
+    if (sop_planner_choose(s->planner, &sop_op_finite, &d, 0, s->scratch_bytes, &c) != SOP_OK)
+        return SOP_E_INTERNAL;
     const sop_operand args[SOP_FINITE_ROLES] = {
         [SOP_FINITE_X] = steps->args[arg],
         [SOP_FINITE_LIVE] = sop_input_live(s, m->extent),
@@ -127,7 +129,7 @@ static sop_status run_node(sop_super *s, const sop_steps *steps, const sop_node 
         sop_status status = submit(s, node);
         if (status == SOP_OK) status = s->device->ops->wait(s->queue);
         if (status == SOP_OK && check) status = guard(s, steps, node);
-        if (status == SOP_OK) return SOP_OK;
+        if (status == SOP_OK || status == SOP_E_INTERNAL) return status;
         fault(s, node, status, attempt);
         if (attempt > retries) return status;
         s->counts.retries++;
@@ -147,7 +149,9 @@ static sop_status run_carefully(sop_super *s, sop_steps *steps, bool all)
             i++;
             continue;
         }
-        if (!s->config.fallback.enable || (node->row->traits & SOP_ROW_REFERENCE)) return status;
+        if (!s->config.fallback.enable || (node->row->traits & SOP_ROW_REFERENCE) ||
+            status == SOP_E_INTERNAL)
+            return status;
         char why[256];
         (void)snprintf(why, sizeof why, "%s", sop_last_error());
         const int32_t module = node->module;
