@@ -212,29 +212,37 @@ static int execute(sqlite3 *db, const char *sql)
     return sqlite3_exec(db, sql, NULL, NULL, NULL);
 }
 
-/* The integer that a query gives, or -1. */
-static int64_t query_int(sqlite3 *db, const char *sql)
+/* The integer that a query gives; returns SQLite's code. */
+static int query_int(sqlite3 *db, const char *sql, int64_t *out)
 {
     sqlite3_stmt *q = NULL;
-    int64_t value = -1;
-    if (sqlite3_prepare_v2(db, sql, -1, &q, NULL) == SQLITE_OK && sqlite3_step(q) == SQLITE_ROW)
-        value = sqlite3_column_int64(q, 0);
+    int code = sqlite3_prepare_v2(db, sql, -1, &q, NULL);
+    if (code == SQLITE_OK && (code = sqlite3_step(q)) == SQLITE_ROW) {
+        *out = sqlite3_column_int64(q, 0);
+        code = SQLITE_OK;
+    }
     (void)sqlite3_finalize(q);
-    return value;
+    return code;
 }
 
-/* Whether the schema is ours, made when the file is empty. Inside a transaction. */
+/* Whether the schema is ours, made when the file is empty. Inside a transaction; returns SQLite's code,
+ * SQLITE_NOTADB when it is another's. */
 static int make_schema(sqlite3 *db)
 {
     char sql[1024];
-    const int64_t things = query_int(db, "SELECT count(*) FROM sqlite_schema");
-    if (things == 0 && query_int(db, "PRAGMA application_id") == 0) {
+    int64_t things = 0, id = 0, same = 0;
+    int code = query_int(db, "SELECT count(*) FROM sqlite_schema", &things);
+    if (code == SQLITE_OK) code = query_int(db, "PRAGMA application_id", &id);
+    if (code == SQLITE_OK && things == 0 && id == 0) {
         (void)snprintf(sql, sizeof sql, "PRAGMA application_id=%d", APPLICATION_ID);
-        return execute(db, create) == SQLITE_OK && execute(db, sql) == SQLITE_OK;
+        code = execute(db, create);
+        return code == SQLITE_OK ? execute(db, sql) : code;
     }
     (void)snprintf(sql, sizeof sql, "SELECT count(*) FROM sqlite_schema WHERE sql='%s'", create);
-    return things == 1 && query_int(db, "PRAGMA application_id") == APPLICATION_ID &&
-           query_int(db, sql) == 1;
+    if (code == SQLITE_OK) code = query_int(db, sql, &same);
+    if (code == SQLITE_OK && (things != 1 || id != APPLICATION_ID || same != 1))
+        return SQLITE_NOTADB;
+    return code;
 }
 
 /* SQLite's code as ours: SOP_E_FORMAT when the file itself is to blame. Our statements are right, so a
@@ -251,9 +259,10 @@ static sop_status fail_with(int code, const char *path, const char *why)
 /* Inside a transaction: our schema, and no damaged rows. */
 static sop_status make_ready(sqlite3 *db, const char *path)
 {
-    if (!make_schema(db))
-        return sop_fail(SOP_E_FORMAT, "store %s: it is none, or one of another version", path);
-    const int code = execute(db, "DELETE FROM known WHERE " DAMAGED);
+    int code = make_schema(db);
+    if (code == SQLITE_NOTADB)
+        return fail_with(code, path, "it is none, or one of another version");
+    if (code == SQLITE_OK) code = execute(db, "DELETE FROM known WHERE " DAMAGED);
     if (code != SQLITE_OK) return fail_with(code, path, sqlite3_errmsg(db));
     const int lost = sqlite3_changes(db);
     if (lost)
@@ -265,12 +274,17 @@ static sop_status make_ready(sqlite3 *db, const char *path)
 static sop_status quick_check(sqlite3 *db, const char *path)
 {
     sqlite3_stmt *q = NULL;
+    sop_status status = SOP_OK;
     int code = sqlite3_prepare_v2(db, "PRAGMA quick_check(1)", -1, &q, NULL);
     if (code == SQLITE_OK) code = sqlite3_step(q);
     const char *said = code == SQLITE_ROW ? (const char *)sqlite3_column_text(q, 0) : NULL;
-    sop_status status = SOP_OK;
-    if (!said || strcmp(said, "ok") != 0)
-        status = fail_with(said ? SQLITE_CORRUPT : code, path, said ? said : sqlite3_errmsg(db));
+    if (!said) {
+        status = fail_with(code, path, sqlite3_errmsg(db));
+    } else if (strcmp(said, "ok") != 0) {
+        const char *error = strstr(said, "error code="); /* a page that could not be read */
+        code = error ? (int)strtol(strchr(error, '=') + 1, NULL, 10) : SQLITE_CORRUPT;
+        status = fail_with(code, path, said);
+    }
     (void)sqlite3_finalize(q);
     return status;
 }
@@ -422,9 +436,9 @@ static sop_status load(sop_store *s)
 {
     const struct snapshot *old = atomic_load_explicit(&s->current, memory_order_relaxed);
     int code = s->db ? execute(s->db, "BEGIN") : SQLITE_OK; /* count and rows of one moment */
-    const int64_t rows = s->db ? query_int(s->db, "SELECT count(*) FROM known") : 0;
-    if (rows < 0 && code == SQLITE_OK) code = sqlite3_errcode(s->db);
-    struct snapshot *snap = snapshot_new(s, (size_t)(rows > 0 ? rows : 0) + (old ? old->used : 0));
+    int64_t rows = 0;
+    if (s->db && code == SQLITE_OK) code = query_int(s->db, "SELECT count(*) FROM known", &rows);
+    struct snapshot *snap = snapshot_new(s, (size_t)rows + (old ? old->used : 0));
     if (snap && s->db && code == SQLITE_OK) code = read_rows(s, snap);
     if (code != SQLITE_OK) (void)fail_with(code, s->path ? s->path : "", sqlite3_errmsg(s->db));
     if (s->db) (void)execute(s->db, "ROLLBACK");
@@ -434,6 +448,18 @@ static sop_status load(sop_store *s)
             add_entry(snap, &old->table[i]);
     publish(s, snap);
     return code == SQLITE_OK ? SOP_OK : SOP_E_IO;
+}
+
+sop_status sop_store_refresh(sop_store *s)
+{
+    int64_t version = 0; /* SQLite's, before it is read: other processes' writes change it */
+    (void)pthread_mutex_lock(&s->lock);
+    const int code = s->db ? query_int(s->db, "PRAGMA data_version", &version) : SQLITE_OK;
+    sop_status status = SOP_OK;
+    if (code != SQLITE_OK || version != s->data_version) status = load(s);
+    if (status == SOP_OK) s->data_version = version;
+    (void)pthread_mutex_unlock(&s->lock);
+    return status;
 }
 
 sop_status sop_store_open(const char *path, const char *fingerprint, sop_store **out)
@@ -446,9 +472,8 @@ sop_status sop_store_open(const char *path, const char *fingerprint, sop_store *
     sop_status status = s->fingerprint ? SOP_OK : sop_fail(SOP_E_NOMEM, "store: its fingerprint");
     if (status == SOP_OK) {
         if (!path || *path) open_disk(s, path);
-        if (s->db)
-            s->data_version = query_int(s->db, "PRAGMA data_version"); /* before it is read */
-        status = load(s);
+        s->data_version = -1; /* not loaded */
+        status = sop_store_refresh(s);
         if (status == SOP_E_IO) { /* what could be read is there */
             sop_log(SOP_LOG_WARN, "store", "why=\"%s\"", sop_last_error());
             status = SOP_OK;
@@ -485,17 +510,6 @@ void sop_store_close(sop_store *s)
 int sop_store_on_disk(const sop_store *s)
 {
     return s->db != NULL;
-}
-
-sop_status sop_store_refresh(sop_store *s)
-{
-    sop_status status = SOP_OK;
-    (void)pthread_mutex_lock(&s->lock);
-    const int64_t version = s->db ? query_int(s->db, "PRAGMA data_version") : s->data_version;
-    if (version != s->data_version || version < 0) status = load(s);
-    if (status == SOP_OK) s->data_version = version;
-    (void)pthread_mutex_unlock(&s->lock);
-    return status;
 }
 
 /* ---- puts ---- */

@@ -66,7 +66,8 @@ static void what_is_put_is_found_now_and_after_a_restart(void)
     CHECK(sop_store_quarantined(s, "row_a", "1") == NULL);
     CHECK(sop_store_put_time(s, "row_a", "1", "m=1", 12.5, 100) == SOP_OK);
     CHECK(sop_store_put_proof(s, "row_a", "1", "m=1", SOP_VERDICT_PASSED, 0.25, 1) == SOP_OK);
-    CHECK(sop_store_put_proof(s, "row_a", "1", "m=2", SOP_VERDICT_FAILED, NAN, 1) == SOP_OK);
+    CHECK(sop_store_put_proof(s, "row_a", "1", "m=2", SOP_VERDICT_FAILED, (double)NAN, 1) ==
+          SOP_OK);
     CHECK(sop_store_quarantine(s, "row_b", "1", "gave \"NaN\" at n=3; it's bad") == SOP_OK);
     for (int restart = 0; restart < 2; restart++) {
         CHECK(sop_store_has_times(s));
@@ -109,8 +110,8 @@ static void a_second_put_replaces_its_own_fields_only(void)
         s = open_store(path);
     }
     CHECK(sop_store_put_time(s, "r", "1", "m=1", 0, 5) == SOP_E_ARG);
-    CHECK(sop_store_put_time(s, "r", "1", "m=1", NAN, 5) == SOP_E_ARG);
-    CHECK(sop_store_put_time(s, "r", "1", "m=1", INFINITY, 5) == SOP_E_ARG);
+    CHECK(sop_store_put_time(s, "r", "1", "m=1", (double)NAN, 5) == SOP_E_ARG);
+    CHECK(sop_store_put_time(s, "r", "1", "m=1", (double)INFINITY, 5) == SOP_E_ARG);
     CHECK(sop_store_put_time(s, "r", "1", "m=1", 1, 0) == SOP_E_ARG);
     CHECK(sop_store_time(s, "r", "1", "m=1") == 20);
     sop_store_close(s);
@@ -473,6 +474,35 @@ static void a_flipped_bit_never_makes_a_wrong_row(void)
     remove_folder();
 }
 
+static void a_lack_of_memory_is_no_damage(void)
+{
+    unsigned char *bytes;
+    int on_disk = 0, tries = 0;
+    start();
+    (void)stored(&bytes);
+    free(bytes);
+    for (int64_t limit = 20000; limit < 420000; limit += 9000) {
+        sop_store *s = NULL;
+        (void)sqlite3_hard_heap_limit64(limit);
+        const sop_status status = sop_store_open(path, "machine 1", &s);
+        CHECK(status == SOP_OK);
+        if (status == SOP_OK && sop_store_on_disk(s)) {
+            const sop_status put = sop_store_put_time(s, "r", "1", "m=1", 5, 5);
+            CHECK(put == SOP_OK || put == SOP_E_IO);
+            CHECK(sop_store_time(s, "r", "1", "m=1") == 5);
+            on_disk++;
+        }
+        tries++;
+        (void)sqlite3_hard_heap_limit64(0);
+        (void)sqlite3_soft_heap_limit64(0);
+        sop_store_close(s);
+    }
+    CHECK(on_disk > 0 && on_disk < tries);
+    CHECK(!exists(path, ".aside-1"));
+    CHECK(right_rows() == STORED);
+    remove_folder();
+}
+
 static void a_disk_that_is_full_leaves_what_is_put_in_memory(void)
 {
     start();
@@ -561,6 +591,7 @@ int main(void)
     RUN(another_programs_database_is_moved_aside_whole);
     RUN(an_empty_and_a_cut_file_are_found_and_replaced);
     RUN(a_flipped_bit_never_makes_a_wrong_row);
+    RUN(a_lack_of_memory_is_no_damage);
     RUN(a_disk_that_is_full_leaves_what_is_put_in_memory);
     RUN(a_fingerprint_names_the_processor_and_not_the_threads);
     RUN(the_code_id_is_the_build_id_of_who_holds_the_function);
