@@ -38,7 +38,7 @@ void sop_file_close(sop_file *f)
 {
     if (!f) return;
     for (size_t i = 0; i < f->n_maps; i++) {
-        (void)munmap((void *)(uintptr_t)f->maps[i].base, f->maps[i].size);
+        (void)munmap(f->maps[i].base, f->maps[i].size);
         (void)close(f->maps[i].fd);
     }
     while (f->head) {
@@ -162,6 +162,16 @@ bool sop_file_shape(sop_tensor *t, int32_t ndim, const uint64_t *dims, uint64_t 
     }
     *blocks = empty ? 0 : stride;
     return fits;
+}
+
+void sop_file_point(sop_tensor *t, const uint8_t *data, uint64_t bytes)
+{
+    const union {
+        const uint8_t *c;
+        void *v;
+    } u = {data};
+    t->data = u.v;
+    t->bytes = (size_t)bytes;
 }
 
 bool sop_file_name_ok(const char *s, size_t n)

@@ -47,7 +47,7 @@ typedef struct sop_file_tensor_entry {
 typedef struct sop_file_map {
     const char *path;
     int fd;
-    const uint8_t *base;
+    uint8_t *base; /* read only */
     size_t size;
 } sop_file_map;
 
@@ -84,6 +84,8 @@ sop_meta *sop_file_add_meta(sop_file *f);
  * product overflows. */
 bool sop_file_shape(sop_tensor *t, int32_t ndim, const uint64_t *dims, uint64_t block,
                     uint64_t *blocks);
+/* Where a view's data is: a view has no const data, though that of a file must not be written. */
+void sop_file_point(sop_tensor *t, const uint8_t *data, uint64_t bytes);
 /* A name may be printed: no control characters, so no zero bytes either. */
 bool sop_file_name_ok(const char *s, size_t n);
 /* Builds the look-up by name; SOP_E_FORMAT when a name stands there twice. */

@@ -12,12 +12,14 @@
 #include "base/test.h"
 #include "model/file_walk.h"
 
+/* NOLINTBEGIN: the linker chooses these names */
 void *__real_malloc(size_t n);
 void *__real_calloc(size_t n, size_t each);
 void *__real_realloc(void *p, size_t n);
 void *__wrap_malloc(size_t n);
 void *__wrap_calloc(size_t n, size_t each);
 void *__wrap_realloc(void *p, size_t n);
+/* NOLINTEND */
 
 static int64_t fails_at = -1; /* the allocation that fails, counted from 0; -1: none */
 static int64_t n_allocations;

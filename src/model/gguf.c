@@ -298,8 +298,7 @@ static sop_status place(const reader *r, uint64_t alignment, uint64_t (*sizes)[2
                             " are missing",
                             r->name, t->name, start + expect + bytes, r->size,
                             start + expect + bytes - r->size);
-        t->view.data = (void *)(uintptr_t)(r->base + start + expect);
-        t->view.bytes = (size_t)bytes;
+        sop_file_point(&t->view, r->base + start + expect, bytes);
         expect += (bytes + alignment - 1) & ~(alignment - 1); /* bytes <= size: no overflow */
     }
     return SOP_OK;
@@ -309,7 +308,7 @@ sop_status sop_gguf_parse(sop_file *f, const uint8_t *bytes, size_t n, const cha
                           int32_t map)
 {
     reader r = {.f = f, .name = name, .base = bytes, .size = n};
-    uint64_t n_tensors, n_keys, alignment = DEFAULT_ALIGNMENT;
+    uint64_t n_tensors = 0, n_keys = 0, alignment = DEFAULT_ALIGNMENT;
     const size_t first = f->n_tensors;
     SOP_TRY(head(&r, &n_tensors, &n_keys));
     for (uint64_t i = 0; i < n_keys; i++) {

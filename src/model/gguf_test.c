@@ -77,29 +77,35 @@ static void data(size_t n)
     for (size_t i = 0; i < n; i++) put(&(uint8_t){(uint8_t)i}, 1);
 }
 
-/* Parses the first n bytes. With out they stay where they are until the next begin(). */
-static sop_status parse_n(size_t n, sop_file **out)
+/* Parses the first n bytes, from a block of just that size, so that a sanitizer sees a read behind it. */
+static sop_status parse_n(size_t n)
 {
-    /* a block of just this size, so that a sanitizer sees a read behind it */
     uint8_t *copy = __real_malloc(n ? n : 1);
     sop_file *f = sop_file_create();
     if (!copy || !f) abort();
     memcpy(copy, g.b, n);
-    sop_status s = sop_gguf_parse(f, out ? g.b : copy, n, "test.gguf", 0);
+    sop_status s = sop_gguf_parse(f, copy, n, "test.gguf", 0);
     if (s == SOP_OK) s = sop_file_seal(f);
     if (s == SOP_OK) (void)walk(f);
-    if (s == SOP_OK && out) {
-        *out = f;
-    } else {
-        sop_file_close(f);
-    }
+    sop_file_close(f);
     free(copy);
     return s;
 }
 
+/* The file, which must be a good one; its tensors are in g. */
+static sop_file *parsed(void)
+{
+    sop_file *f = sop_file_create();
+    if (!f || sop_gguf_parse(f, g.b, g.n, "test.gguf", 0) != SOP_OK || sop_file_seal(f) != SOP_OK) {
+        printf("%s\n", sop_last_error());
+        abort();
+    }
+    return f;
+}
+
 static sop_status parse(void)
 {
-    return parse_n(g.n, NULL);
+    return parse_n(g.n);
 }
 
 static const uint64_t four[] = {4, 1, 1, 1};
@@ -140,14 +146,13 @@ static void whole_file(bool with_data)
 
 static void a_file_is_read_back(void)
 {
-    sop_file *f;
     sop_tensor t;
     int64_t i = 0;
     double d = 0;
     bool yes = false;
     size_t n = 0;
     whole_file(true);
-    CHECK(parse_n(g.n, &f) == SOP_OK);
+    sop_file *f = parsed();
     CHECK(sop_file_n_keys(f) == 16 && sop_file_n_tensors(f) == 3);
     CHECK(strcmp(sop_file_key(f, 4), "u32") == 0 && sop_file_key(f, 16) == NULL);
     CHECK(strcmp(sop_file_tensor_name(f, 1), "blk.0.b") == 0);
@@ -178,7 +183,7 @@ static void a_file_is_read_back(void)
     CHECK(t.shape[0] == 2 && t.shape[1] == 3 && t.shape[2] == 4);
     CHECK(t.stride[0] == 12 && t.stride[1] == 4 && t.stride[2] == 1);
     CHECK(((const uint8_t *)t.data)[0] == 0 && ((const uint8_t *)t.data)[95] == 95);
-    CHECK(sop_file_tensor(f, "blk.0.b", &t) && t.dtype == SOP_Q8_0 && t.bytes == 2 * 2 * 34);
+    CHECK(sop_file_tensor(f, "blk.0.b", &t) && t.dtype == SOP_Q8_0 && t.bytes == 136);
     CHECK(t.shape[0] == 2 && t.shape[1] == 64 && t.stride[0] == 2 && t.stride[1] == 1);
     CHECK(((const uint8_t *)t.data)[0] == 96);
     CHECK(sop_file_tensor(f, "scalar", &t) && t.ndim == 0 && t.bytes == 2);
@@ -188,14 +193,13 @@ static void a_file_is_read_back(void)
 
 static void a_getter_says_no_to_an_absent_key_and_another_type(void)
 {
-    sop_file *f;
     sop_tensor t;
     int64_t i = 42;
     double d = 42;
     bool yes = true;
     size_t n = 42;
     whole_file(true);
-    CHECK(parse_n(g.n, &f) == SOP_OK);
+    sop_file *f = parsed();
     CHECK(!sop_file_i64(f, "none", &i) && !sop_file_i64(f, "name", &i));
     CHECK(!sop_file_i64(f, "f32", &i) && !sop_file_i64(f, "yes", &i));
     CHECK(!sop_file_i64(f, "u64", &i) && !sop_file_i64(f, "numbers", &i));
@@ -215,13 +219,13 @@ static void every_type_has_the_size_that_superop_gives_it(void)
 {
     const uint64_t ne[] = {256, 1, 1, 1};
     sop_tensor t;
-    sop_file *f;
     int known = 0, listed = 0;
     for (uint32_t type = 0; type < 64; type++) {
         begin(3, 1, 0);
         tensor("w", 1, ne, type, 0);
         data(2048);
-        if (parse_n(g.n, &f) != SOP_OK) continue;
+        if (parse() != SOP_OK) continue;
+        sop_file *f = parsed();
         CHECK(sop_file_tensor(f, "w", &t));
         known++;
         if (t.dtype >= 0) {
@@ -237,16 +241,15 @@ static void every_type_has_the_size_that_superop_gives_it(void)
 static void a_type_that_superop_cannot_compute_with_is_listed(void)
 {
     const uint64_t ne[] = {256, 2};
-    sop_file *f;
     sop_tensor t;
     begin(3, 1, 0);
     tensor("w", 2, ne, 23, 0);
     data(272);
-    CHECK(parse_n(g.n, &f) == SOP_OK);
+    sop_file *f = parsed();
     CHECK(sop_file_tensor(f, "w", &t) && t.dtype == -1 && t.bytes == 272 && t.shape[1] == 256);
     CHECK(strcmp(sop_file_tensor_type(f, "w"), "IQ4_XS") == 0);
     sop_file_close(f);
-    CHECK(parse_n(g.n - 1, NULL) == SOP_E_FORMAT && says("1 are missing"));
+    CHECK(parse_n(g.n - 1) == SOP_E_FORMAT && says("1 are missing"));
 }
 
 static void removed_and_unknown_types_are_refused(void)
@@ -298,7 +301,7 @@ static void absurd_counts_are_refused_before_memory_is_taken(void)
         key("k", 9), u32(12), u64(counts[i]), u64(0), u64(0);
         CHECK(parse() == SOP_E_FORMAT && says("k"));
     }
-    CHECK(allocated_bytes - before < 20 * 200000);
+    CHECK(allocated_bytes - before < 4000000);
 }
 
 /* ---- keys and strings */
@@ -416,7 +419,6 @@ static void an_alignment_is_a_power_of_two_and_holds_for_the_data(void)
 {
     const uint32_t wrong[] = {0, 24, 33, 1u << 21, 1u << 31};
     const uint64_t ne[] = {8};
-    sop_file *f;
     sop_tensor t;
     for (size_t i = 0; i < 5; i++) {
         begin(3, 0, 1);
@@ -435,7 +437,7 @@ static void an_alignment_is_a_power_of_two_and_holds_for_the_data(void)
     tensor("b", 1, ne, 0, 64);
     while (g.n % 64 != 0) put("", 1);
     data(96);
-    CHECK(parse_n(g.n, &f) == SOP_OK);
+    sop_file *f = parsed();
     CHECK(sop_file_tensor(f, "b", &t) && ((const uint8_t *)t.data)[0] == 64);
     sop_file_close(f);
 }
@@ -475,7 +477,7 @@ static void a_product_of_dimensions_that_wraps_is_refused(void)
     const uint64_t blocks[] = {32, UINT64_C(1) << 59, 1, 1};
     one_tensor(4, blocks, 8);
     CHECK(parse() == SOP_E_FORMAT && says("overflows 64 bits"));
-    CHECK(allocated_bytes - before < 7 * 200000);
+    CHECK(allocated_bytes - before < 1400000);
 }
 
 static void a_dimension_below_one_is_refused(void)
@@ -525,9 +527,9 @@ static void data_that_is_not_all_there_is_refused_with_what_is_missing(void)
     const size_t head_bytes = g.n;
     data(16);
     CHECK(parse() == SOP_OK);
-    CHECK(parse_n(g.n - 1, NULL) == SOP_E_FORMAT && says("tensor w ends at byte 80") &&
+    CHECK(parse_n(g.n - 1) == SOP_E_FORMAT && says("tensor w ends at byte 80") &&
           says("1 are missing"));
-    CHECK(parse_n(head_bytes, NULL) == SOP_E_FORMAT && says("missing"));
+    CHECK(parse_n(head_bytes) == SOP_E_FORMAT && says("missing"));
     one_tensor(1, huge, 24);
     CHECK(parse() == SOP_E_FORMAT && says("missing"));
     /* the last tensor's padding may be absent, bytes behind it are never looked at */
@@ -543,8 +545,8 @@ static void a_file_cut_anywhere_is_refused(void)
 {
     whole_file(true);
     const size_t n = g.n;
-    for (size_t cut = 0; cut < n; cut++) CHECK(parse_n(cut, NULL) != SOP_OK);
-    CHECK(parse_n(n, NULL) == SOP_OK);
+    for (size_t cut = 0; cut < n; cut++) CHECK(parse_n(cut) != SOP_OK);
+    CHECK(parse_n(n) == SOP_OK);
 }
 
 static void a_flipped_bit_never_reads_outside_the_file(void)

@@ -31,8 +31,9 @@ static char now(const sop_json *j)
 
 char sop_json_peek(sop_json *j)
 {
-    while (j->at < j->size && memchr(" \t\r\n", j->text[j->at], 4)) j->at++;
-    return now(j);
+    char c;
+    while ((c = now(j)) == ' ' || c == '\t' || c == '\r' || c == '\n') j->at++;
+    return c;
 }
 
 static sop_status wrong(const sop_json *j, const char *wanted)

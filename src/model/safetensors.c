@@ -167,8 +167,7 @@ static sop_status place(sop_file *f, const char *name, const uint8_t *data, uint
                             "%s: tensor %s ends at data byte %" PRIu64 ", the file has %" PRIu64
                             ": %" PRIu64 " are missing",
                             name, t->name, ranges[i].end, size, ranges[i].end - size);
-        t->view.data = (void *)(uintptr_t)(data + expect);
-        t->view.bytes = (size_t)(ranges[i].end - expect);
+        sop_file_point(&t->view, data + expect, ranges[i].end - expect);
         expect = ranges[i].end;
         before = t->name;
     }
