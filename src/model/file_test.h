@@ -25,7 +25,7 @@ static int64_t fails_at = -1; /* the allocation that fails, counted from 0; -1: 
 static int64_t n_allocations;
 static uint64_t allocated_bytes; /* in all, never less when memory is freed */
 
-static int allocation_fails(size_t n)
+static inline int allocation_fails(size_t n)
 {
     allocated_bytes += n;
     return n_allocations++ == fails_at;
@@ -48,7 +48,7 @@ void *__wrap_realloc(void *p, size_t n)
 
 /* The path of a file in this test's own folder, which is made at the first call. The last four
  * results stay. */
-static const char *in_folder(const char *name)
+static inline const char *in_folder(const char *name)
 {
     static char folder[64], path[4][256];
     static int turn;
@@ -61,13 +61,13 @@ static const char *in_folder(const char *name)
     return path[turn];
 }
 
-static void write_file(const char *path, const void *bytes, size_t n)
+static inline void write_file(const char *path, const void *bytes, size_t n)
 {
     FILE *f = fopen(path, "wb");
     if (!f || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) abort();
 }
 
-static uint8_t *read_file(const char *path, size_t *n)
+static inline uint8_t *read_file(const char *path, size_t *n)
 {
     struct stat st;
     FILE *f = fopen(path, "rb");
@@ -76,13 +76,13 @@ static uint8_t *read_file(const char *path, size_t *n)
         abort();
     }
     *n = (size_t)st.st_size;
-    uint8_t *bytes = __real_malloc(*n + 1);
+    uint8_t *bytes = (uint8_t *)__real_malloc(*n + 1);
     if (!bytes || fread(bytes, 1, *n, f) != *n) abort();
     (void)fclose(f);
     return bytes;
 }
 
-static int says(const char *text)
+static inline int says(const char *text)
 {
     if (strstr(sop_last_error(), text)) return 1;
     printf("it says: %s\n", sop_last_error());
