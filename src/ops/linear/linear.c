@@ -178,6 +178,9 @@ static const char *takes_all(const void *desc)
 
 /* clang-format off */
 static const sop_row rows[] = {
+    {sizeof(sop_row), SOP_DEVICE_CPU, "linear_q8x_avx2", "c", SOP_CPU_AVX2,
+     SOP_ROW_QUANT_X | SOP_ROW_INVARIANT, .layout = SOP_LAYOUT_PANEL16,
+     .refuse = sop_linear_q8x_refuse, .plan = sop_linear_q8x_avx2_plan, .run = sop_linear_q8x_avx2},
     {sizeof(sop_row), SOP_DEVICE_CPU, "linear_c", "c", 0, SOP_ROW_INVARIANT,
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_c_refuse, .run = sop_linear_c},
     {sizeof(sop_row), SOP_DEVICE_CPU, "linear_ref", "c", 0, SOP_ROW_REFERENCE | SOP_ROW_INVARIANT,

@@ -10,4 +10,10 @@ sop_status sop_linear_ref(const sop_call *call);
 const char *sop_linear_c_refuse(const void *desc); /* linear_c.c */
 sop_status sop_linear_c(const sop_call *call);
 
+/* quantised weights and activations: linear_q8x_avx2.c */
+const char *sop_linear_q8x_refuse(const void *desc);
+sop_status sop_linear_q8x_avx2_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                    size_t budget, sop_split *split);
+sop_status sop_linear_q8x_avx2(const sop_call *call);
+
 #endif
