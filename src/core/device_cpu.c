@@ -66,6 +66,11 @@ static sop_status cpu_reserve(sop_device *d, size_t bytes, void **out)
     char *end = at + ((bytes + page - 1) & ~(page - 1));
     if (from + bytes + two > end) (void)munmap(end, (size_t)(from + bytes + two - end));
     (void)madvise(at, bytes, MADV_HUGEPAGE);
+    /* All pages now: none is missing when a step runs, and what was predicted is what is held. */
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+    if (madvise(at, bytes, MADV_POPULATE_WRITE) != 0) memset(at, 0, bytes);
     *out = at;
     return SOP_OK;
 }

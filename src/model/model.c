@@ -13,7 +13,6 @@ struct sop_runtime {
     sop_config config;
     sop_device *device, *own;
     sop_planner *planner;
-    size_t base_bytes; /* that the process held before */
 };
 
 struct sop_model {
@@ -21,6 +20,7 @@ struct sop_model {
     sop_file *file;
     sop_program program;
     sop_params params;
+    size_t base_bytes; /* that the process held before the weights */
     sop_model_facts facts;
     char arch[32], name[128];
 };
@@ -60,7 +60,6 @@ sop_status sop_runtime_create(const sop_config *config, sop_device *device, cons
         sop_runtime_destroy(rt);
         return status;
     }
-    rt->base_bytes = resident_bytes();
     *out = rt;
     return SOP_OK;
 }
@@ -120,14 +119,21 @@ static sop_status vocabulary(const sop_file *f, int64_t *out)
                     sop_file_kind(f) == SOP_FILE_GGUF ? names[0] : names[1]);
 }
 
-static void forget(void *ctx, const void *data, size_t bytes)
+/* Pages that steps will read are fetched now, those that are packed elsewhere given back. */
+static void settle(void *ctx, const void *data, size_t bytes, bool stays)
 {
     union {
         const void *in;
         void *out;
     } cast = {data};
     const sop_tensor t = {.data = cast.out, .bytes = bytes, .dtype = SOP_U8};
-    sop_file_forget(ctx, &t);
+    if (!stays) {
+        sop_file_forget(ctx, &t);
+        return;
+    }
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    volatile const char *at = data;
+    for (size_t i = 0; i < bytes; i += page) (void)at[i];
 }
 
 static uint32_t bound_of(const sop_config *c)
@@ -148,7 +154,7 @@ static sop_status load(sop_model *m)
     for (int32_t i = 0; i < m->program.n_modules; i++) /* as the planner will see them */
         if (m->program.modules[i].op == &sop_op_linear)
             m->program.modules[i].desc.linear.numerics = c->numerics;
-    return sop_program_place(&m->program, m->rt->planner, c->max_step_tokens, bound_of(c), forget,
+    return sop_program_place(&m->program, m->rt->planner, c->max_step_tokens, bound_of(c), settle,
                              m->file);
 }
 
@@ -160,6 +166,7 @@ sop_status sop_model_open(sop_runtime *rt, const char *path, sop_model **out)
     m->rt = rt;
     sop_program_init(&m->program);
     sop_status status = sop_file_open(path, &m->file);
+    m->base_bytes = resident_bytes();
     if (status == SOP_OK) status = load(m);
     if (status != SOP_OK) {
         sop_model_close(m);
@@ -221,7 +228,7 @@ static sop_super_spec spec_of(const sop_model *m, const sop_limits *limits)
                         .max_seqs = l->max_seqs ? l->max_seqs : 1,
                         .max_tokens = l->max_tokens ? l->max_tokens : c->max_step_tokens,
                         .max_outs = l->max_outs,
-                        .base_bytes = m->rt->base_bytes};
+                        .base_bytes = m->base_bytes};
     if (!s.ctx) s.ctx = c->ctx;
     if (!s.ctx) s.ctx = m->params.ctx < 4096 ? m->params.ctx : 4096;
     if (!s.max_outs) s.max_outs = s.max_seqs;

@@ -218,8 +218,7 @@ static sop_status place_plain(sop_program *p, sop_queue *q, sop_weight *w)
 }
 
 sop_status sop_program_place(sop_program *p, sop_planner *planner, int32_t max_tokens,
-                             uint32_t bound,
-                             void (*forget)(void *ctx, const void *data, size_t bytes), void *ctx)
+                             uint32_t bound, sop_settle_fn *settle, void *ctx)
 {
     sop_queue *q = NULL;
     uint32_t *want = calloc((size_t)p->n_weights + 1, sizeof *want);
@@ -232,8 +231,8 @@ sop_status sop_program_place(sop_program *p, sop_planner *planner, int32_t max_t
         w->keep_plain = (want[i] & SOP_LAYOUT_PLAIN) != 0;
         status = place_plain(p, q, w); /* the reference reads it when every packed row is out */
         if (status == SOP_OK && (want[i] & SOP_LAYOUT_PANEL16)) status = place_packed(p, q, w);
-        if (status == SOP_OK && forget && !w->keep_plain && !w->own)
-            forget(ctx, w->file, w->file_bytes);
+        if (status == SOP_OK && settle && !w->own)
+            settle(ctx, w->file, w->file_bytes, w->keep_plain && w->plain.data == w->file);
     }
     for (int32_t i = 0; i < p->n_modules && status == SOP_OK; i++) {
         sop_module *m = &p->modules[i];

@@ -123,9 +123,10 @@ int32_t sop_program_add(sop_program *p, const sop_module *m);
 sop_status sop_program_weight_bytes(sop_program *p, sop_planner *planner, int32_t max_tokens,
                                     uint32_t bound, size_t *out);
 /* Put the weights where the device reads them: in the layouts that the best rows of one-token and
- * full steps want. forget: told about each weight's file pages once they are copied; may be NULL. */
+ * full steps want. settle is told of each weight's file pages when they are done with (stays false),
+ * or will be read in place by steps (stays true); may be NULL. */
+typedef void sop_settle_fn(void *ctx, const void *data, size_t bytes, bool stays);
 sop_status sop_program_place(sop_program *p, sop_planner *planner, int32_t max_tokens,
-                             uint32_t bound,
-                             void (*forget)(void *ctx, const void *data, size_t bytes), void *ctx);
+                             uint32_t bound, sop_settle_fn *settle, void *ctx);
 
 #endif
