@@ -9,9 +9,8 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "core/cpu.h"
 #include "core/op.h"
-#include "harness/fill.h"
+#include "harness/operands.h"
 
 /* With the address sanitizer its red zones stand where the canaries would: they see reads too. */
 #if defined(__SANITIZE_ADDRESS__)
@@ -130,18 +129,6 @@ static struct operand *owner(struct setup *s, int32_t role)
 
 /* ---- operands ---- */
 
-/* Whether an optional operand may be left out although the view offers it: only when the desc has no
- * say in it, which shows in the empty desc. */
-static int32_t droppable(const sop_op *op, int32_t role)
-{
-    _Alignas(16) unsigned char empty[SOP_MOST_DESC_BYTES] = {0};
-    sop_tensor v;
-    if (!(op->roles[role].flags & SOP_ROLE_OPTIONAL)) return 0;
-    op->complete(empty);
-    op->view(empty, role, &v);
-    return v.ndim > 0;
-}
-
 static int32_t same_view(const sop_tensor *a, const sop_tensor *s)
 {
     return a->dtype == s->dtype && a->ndim == s->ndim && a->ndim > 0 &&
@@ -229,7 +216,7 @@ static sop_status setup_init(struct setup *s)
         struct operand *o = &s->operands[r];
         op->view(s->desc, r, &o->view);
         if (op->roles[r].flags & SOP_ROLE_LIVE) s->live_role = r;
-        if (!s->trial->optional && r != s->live_role && droppable(op, r)) o->view.ndim = 0;
+        if (!s->trial->optional && r != s->live_role && sop_droppable(op, r)) o->view.ndim = 0;
     }
     if (s->live_role >= 0 && s->trial->live == LIVE_ABSENT) s->operands[s->live_role].view.ndim = 0;
     for (int32_t r = 0; r < op->n_roles; r++) {
@@ -403,7 +390,7 @@ static void check_surroundings(struct setup *s, int32_t threads, sop_check_resul
 static sop_status pack(const struct setup *s, const sop_row *row, struct guarded *packed,
                        sop_operand *args)
 {
-    if (row->layout == 0 || row->layout == SOP_LAYOUT_PLAIN) return SOP_OK;
+    if (!sop_row_packs(row)) return SOP_OK;
     for (int32_t r = 0; r < s->op->n_roles; r++) {
         const struct operand *o = &s->operands[r];
         if (!(s->op->roles[r].flags & SOP_ROLE_WEIGHT) || o->view.ndim == 0) continue;
@@ -528,26 +515,12 @@ static sop_status reference_is_whole(const struct setup *s)
     return SOP_OK;
 }
 
-static void skip(sop_check_result *r, const char *why)
-{
-    r->verdict = SOP_CHECK_SKIP;
-    (void)snprintf(r->why, sizeof r->why, "%s", why);
-}
-
 static void result_init(sop_check_result *r, const sop_row *row, const void *desc)
 {
-    *r = (sop_check_result){.verdict = SOP_CHECK_PASS};
-    const char *refused = row->refuse ? row->refuse(desc) : NULL;
-    char needs[64];
-    (void)snprintf(needs, sizeof needs, "needs %s", sop_cpu_text(row->needs));
-    if (row->device != SOP_DEVICE_CPU)
-        skip(r, "runs on another device");
-    else if (row->span)
-        skip(r, "covers several modules");
-    else if (row->needs & ~sop_cpu_features())
-        skip(r, needs);
-    else if (refused)
-        skip(r, refused);
+    char text[64];
+    const char *why = sop_row_refusal(row, desc, text);
+    *r = (sop_check_result){.verdict = why ? SOP_CHECK_SKIP : SOP_CHECK_PASS};
+    (void)snprintf(r->why, sizeof r->why, "%s", why ? why : "");
 }
 
 sop_status sop_check(sop_checker *c, const sop_op *op, const sop_row *const *rows, int32_t n_rows,

@@ -46,6 +46,44 @@ void sop_checker_destroy(sop_checker *c);
 sop_status sop_check(sop_checker *c, const sop_op *op, const sop_row *const *rows, int32_t n_rows,
                      const void *desc, sop_check_result *results);
 
+/* ---- fast ----
+ *
+ * Rows are timed side by side at one desc: random data (never zeros), a set of operands for each call
+ * out of more sets than the last-level cache holds, warm-up until two medians agree within 2 %, then
+ * rounds in the order ABBA or BAAB, by chance. A sample is as many calls as take 50 us. Planning is
+ * not timed. Optional operands of the caller's choice are absent, no LIVE is given. */
+
+/* What the machine can do at most with a device's threads, measured in this process: under half a
+ * second the first time, then known. */
+typedef struct sop_ceilings {
+    double read_bytes_s, f32_flops_s, i8_ops_s;
+    size_t rotated_bytes; /* memory that the reading went through */
+} sop_ceilings;
+sop_status sop_ceilings_of(sop_device *d, sop_ceilings *out);
+
+/* How much memory is rotated through: 4 times the last-level cache, at least 64 MiB, at most 256 MiB:
+ * where that is less than the cache, as on a host with 300 MiB of it, so is "cold". */
+size_t sop_rotation_bytes(const sop_device *d);
+
+typedef enum sop_roof { SOP_ROOF_READ, SOP_ROOF_F32, SOP_ROOF_I8 } sop_roof;
+
+typedef struct sop_bench_result {
+    int32_t n;                     /* samples; 0: not timed, why says it */
+    int32_t calls;                 /* in a sample */
+    double min_s, median_s, p95_s; /* of one call: best machine, decision, tail */
+    double bytes_s, flops_s;       /* of the op's cost, at the median */
+    double share;                  /* of the roof that binds, at the median */
+    sop_roof roof;
+    int32_t invalid; /* share is over 1.05: something was not measured */
+    int32_t sets;    /* of operands that the calls went through */
+    char why[256];
+} sop_bench_result;
+
+/* Time rows [n_rows] within about this many seconds (0: 1), warm-up included. results [n_rows].
+ * SOP_E_NOMEM; SOP_E_UNSUPPORTED for a device that does not see host memory. */
+sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows, int32_t n_rows,
+                     const void *desc, double seconds, sop_bench_result *results);
+
 /* The largest desc and number of roles that the harness handles. */
 enum { SOP_MOST_DESC_BYTES = 1024, SOP_MOST_ROLES = 16 };
 

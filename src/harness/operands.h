@@ -1,6 +1,7 @@
-/* harness/fill.h: walking a view, and random content for it. The room's own. */
-#ifndef HARNESS_FILL_H
-#define HARNESS_FILL_H
+/* harness/operands.h: what a call gets: walking a view, random content for it, which rows take a desc.
+ * The room's own. */
+#ifndef HARNESS_OPERANDS_H
+#define HARNESS_OPERANDS_H
 
 #include "sop/variant.h"
 
@@ -24,5 +25,15 @@ typedef enum sop_family {
 /* Fill the view's elements; gaps stay. Block formats get random valid blocks: finite scales near
  * 1/64, any codes. Integers get 0. The same for the same seed. */
 void sop_fill(const sop_tensor *v, sop_family family, uint64_t seed);
+
+/* Whether an optional operand may be left out although the view offers it: only when the desc has no
+ * say in it, which shows in the empty desc. */
+int32_t sop_droppable(const sop_op *op, int32_t role);
+
+/* Why a row does not run at a desc on this CPU, or NULL. text [64] may hold it. */
+const char *sop_row_refusal(const sop_row *row, const void *desc, char *text);
+
+/* Whether the row wants weights in a layout that they do not lie in. */
+int32_t sop_row_packs(const sop_row *row);
 
 #endif

@@ -1,9 +1,12 @@
-#include "harness/fill.h"
+#include "harness/operands.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "core/cpu.h"
 #include "core/op.h"
+#include "harness/harness.h"
 
 void sop_poison(void *data, size_t bytes)
 {
@@ -103,4 +106,30 @@ void sop_fill(const sop_tensor *v, sop_family family, uint64_t seed)
             sop_store(v->data, v->dtype, at, before = value(family, &state, before, i));
         }
     }
+}
+
+int32_t sop_droppable(const sop_op *op, int32_t role)
+{
+    _Alignas(16) unsigned char empty[SOP_MOST_DESC_BYTES] = {0};
+    sop_tensor v;
+    if (!(op->roles[role].flags & SOP_ROLE_OPTIONAL)) return 0;
+    op->complete(empty);
+    op->view(empty, role, &v);
+    return v.ndim > 0;
+}
+
+const char *sop_row_refusal(const sop_row *row, const void *desc, char *text)
+{
+    if (row->device != SOP_DEVICE_CPU) return "runs on another device";
+    if (row->span) return "covers several modules";
+    if (row->needs & ~sop_cpu_features()) {
+        (void)snprintf(text, 64, "needs %s", sop_cpu_text(row->needs));
+        return text;
+    }
+    return row->refuse ? row->refuse(desc) : NULL;
+}
+
+int32_t sop_row_packs(const sop_row *row)
+{
+    return row->layout != 0 && row->layout != SOP_LAYOUT_PLAIN;
 }

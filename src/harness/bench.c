@@ -1,0 +1,308 @@
+/* The clock's half of the harness: rows side by side. What is done stands in harness.h. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "core/op.h"
+#include "harness/harness.h"
+#include "harness/operands.h"
+
+/* 800 samples a side find a regression of the 95th percentile; 16,384 sets bound the list of a tiny
+ * op, whose operands then stay in a cache. */
+enum { MOST_SAMPLES = 800, LEAST_SAMPLES = 3, MOST_SETS = 16384, MOST_CALLS = 4096, GROUP = 4 };
+static const double sample_s = 50e-6;
+
+/* Operands of one weight layout: sets [n] of args [n_roles], one after the other in memory. */
+struct sets {
+    uint32_t layout; /* 0: plain */
+    char *memory;
+    size_t bytes;
+    sop_operand *args;
+    int64_t n;
+};
+
+/* A row on the way. */
+struct lane {
+    const sop_row *row;
+    const struct sets *sets;
+    int64_t next; /* set */
+    sop_call call;
+    sop_split split;
+    void *scratch, *prepared;
+    sop_queue *queue;
+    double samples[MOST_SAMPLES];
+    int32_t n, calls;
+};
+
+/* ---- operands ---- */
+
+static size_t rounded(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+/* Random content for all bytes of a view, gaps too: a piece of it, laid down again and again. */
+static void fill_bytes(const sop_tensor *v, char *data, uint64_t seed)
+{
+    enum { PIECE = 65537 }; /* a prime: the repeats lie differently in each row */
+    const size_t block = sop_dtype_bytes(v->dtype), all = v->bytes / block;
+    const size_t n = all < PIECE ? all : PIECE;
+    const int64_t elements = (int64_t)n * sop_dtype_block(v->dtype);
+    const sop_tensor piece = {.data = data,
+                              .bytes = n * block,
+                              .dtype = v->dtype,
+                              .ndim = 1,
+                              .shape = {elements},
+                              .stride = {1}};
+    sop_fill(&piece, SOP_FAMILY_NORMAL, seed);
+    for (size_t at = n; at < all; at += n)
+        memcpy(data + at * block, data, (all - at < n ? all - at : n) * block);
+}
+
+/* Whether the call has this operand. */
+static int32_t has(const sop_op *op, const void *desc, int32_t role, sop_tensor *v)
+{
+    op->view(desc, role, v);
+    return v->ndim > 0 && !(op->roles[role].flags & SOP_ROLE_LIVE) && !sop_droppable(op, role);
+}
+
+static sop_status fill_first(const struct sets *s, const sop_op *op, const void *desc)
+{
+    for (int32_t r = 0; r < op->n_roles; r++) {
+        sop_tensor v;
+        if (!has(op, desc, r, &v)) continue;
+        if (!s->layout || !(op->roles[r].flags & SOP_ROLE_WEIGHT)) {
+            fill_bytes(&v, s->args[r].data, 77 + (uint64_t)r);
+            continue;
+        }
+        char *plain = malloc(v.bytes);
+        if (!plain) return sop_fail(SOP_E_NOMEM, "bench: a weight of %zu bytes", v.bytes);
+        fill_bytes(&v, plain, 77 + (uint64_t)r);
+        op->pack(desc, r, s->layout, plain, s->args[r].data, 0, v.shape[0]);
+        free(plain);
+    }
+    if (op->fill) op->fill(desc, 1, -1, s->args);
+    return SOP_OK;
+}
+
+static sop_status sets_init(struct sets *s, sop_device *d, const sop_op *op, const void *desc)
+{
+    size_t bytes[SOP_MOST_ROLES] = {0}, set = 0, at = 0;
+    for (int32_t r = 0; r < op->n_roles; r++) {
+        sop_tensor v;
+        if (!has(op, desc, r, &v)) continue;
+        bytes[r] = s->layout && (op->roles[r].flags & SOP_ROLE_WEIGHT)
+                       ? op->packed_bytes(desc, r, s->layout)
+                       : v.bytes;
+        set += rounded(bytes[r] + 1); /* an operand of 0 bytes has an address too */
+    }
+    s->n = (int64_t)(sop_rotation_bytes(d) / set) + 1;
+    if (s->n > MOST_SETS) s->n = MOST_SETS;
+    s->bytes = (size_t)s->n * set;
+    s->args = calloc((size_t)(s->n * op->n_roles), sizeof *s->args);
+    if (!s->args) return sop_fail(SOP_E_NOMEM, "bench: %lld operand sets", (long long)s->n);
+    SOP_TRY(d->ops->reserve(d, s->bytes, (void **)&s->memory));
+    for (int64_t k = 0; k < s->n; k++)
+        for (int32_t r = 0; r < op->n_roles; r++) {
+            sop_tensor v;
+            if (!has(op, desc, r, &v)) continue;
+            s->args[k * op->n_roles + r] = (sop_operand){s->memory + at, bytes[r]};
+            at += rounded(bytes[r] + 1);
+        }
+    SOP_TRY(fill_first(s, op, desc));
+    for (int64_t k = 1; k < s->n; k++) memcpy(s->memory + (size_t)k * set, s->memory, set);
+    return SOP_OK;
+}
+
+/* ---- lanes ---- */
+
+static sop_status lane_init(struct lane *l, sop_device *d, const sop_op *op, const void *desc)
+{
+    sop_facts facts;
+    d->ops->facts(d, &facts);
+    SOP_TRY(d->ops->queue_create(d, &l->queue));
+    if (l->row->plan) SOP_TRY(l->row->plan(desc, NULL, &facts, SIZE_MAX, &l->split));
+    if (l->row->prepare) SOP_TRY(l->row->prepare(desc, d, &l->prepared));
+    SOP_TRY(d->ops->reserve(d, l->split.scratch_bytes, &l->scratch));
+    l->call = (sop_call){.size = sizeof l->call,
+                         .n_args = (uint32_t)op->n_roles,
+                         .desc = desc,
+                         .split = &l->split,
+                         .prepared = l->prepared,
+                         .scratch = l->scratch,
+                         .queue = l->queue};
+    return SOP_OK;
+}
+
+static void lane_finish(struct lane *l, sop_device *d)
+{
+    if (l->scratch) d->ops->release(d, l->scratch, l->split.scratch_bytes);
+    if (l->prepared && l->row->release) l->row->release(l->prepared);
+    if (l->queue) d->ops->queue_destroy(l->queue);
+}
+
+/* Seconds of one call, over a sample of calls, each with the next operands. */
+static sop_status sample(struct lane *l, double *out)
+{
+    const sop_device_ops *ops = l->queue->device->ops;
+    const double from = sop_now_s();
+    for (int32_t i = 0; i < l->calls; i++) {
+        l->call.args = l->sets->args + l->next * l->call.n_args;
+        if (++l->next == l->sets->n) l->next = 0;
+        SOP_TRY(ops->submit(l->queue, l->row, &l->call));
+    }
+    SOP_TRY(ops->wait(l->queue));
+    *out = (sop_now_s() - from) / l->calls;
+    return SOP_OK;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *sorted, int32_t n)
+{
+    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+    return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+/* Choose how many calls make a sample, then sample until two medians agree. */
+static sop_status warm_up(struct lane *l, double budget_s)
+{
+    const double from = sop_now_s();
+    double took, before = 0;
+    l->calls = 1;
+    SOP_TRY(sample(l, &took)); /* touches the pages of scratch, wakes the workers */
+    for (;;) {
+        SOP_TRY(sample(l, &took));
+        if (took * l->calls >= sample_s || l->calls >= MOST_CALLS) break;
+        l->calls *= 2;
+    }
+    while (sop_now_s() - from < budget_s) {
+        double group[GROUP];
+        for (int k = 0; k < GROUP; k++) SOP_TRY(sample(l, &group[k]));
+        const double now = median(group, GROUP);
+        if (fabs(now - before) <= 0.02 * now) break;
+        before = now;
+    }
+    return SOP_OK;
+}
+
+static sop_status race(struct lane *const *lanes, int32_t n, double seconds)
+{
+    const double from = sop_now_s();
+    uint64_t state = 1;
+    int32_t reversed = 0;
+    for (int32_t round = 0; round < MOST_SAMPLES; round++) {
+        if (round >= LEAST_SAMPLES && sop_now_s() - from > seconds) break;
+        /* a pair of rounds mirrors itself: AB BA or BA AB */
+        reversed = round % 2 ? !reversed : (int32_t)(sop_random(&state) & 1);
+        for (int32_t i = 0; i < n; i++) {
+            struct lane *l = lanes[reversed ? n - 1 - i : i];
+            SOP_TRY(sample(l, &l->samples[l->n]));
+            l->n++;
+        }
+    }
+    return SOP_OK;
+}
+
+/* ---- the report ---- */
+
+static void report(struct lane *l, const sop_cost *cost, const sop_ceilings *top,
+                   sop_bench_result *r)
+{
+    const double bytes = cost->read_bytes + cost->write_bytes;
+    const int32_t i8 = (l->row->traits & SOP_ROW_QUANT_X) != 0;
+    const double read_s = bytes / top->read_bytes_s;
+    const double compute_s = cost->flops / (i8 ? top->i8_ops_s : top->f32_flops_s);
+    r->n = l->n;
+    r->calls = l->calls;
+    r->sets = (int32_t)l->sets->n;
+    r->median_s = median(l->samples, l->n); /* sorts them */
+    r->min_s = l->samples[0];
+    r->p95_s = l->samples[(int32_t)ceil(0.95 * l->n) - 1];
+    r->bytes_s = bytes / r->median_s;
+    r->flops_s = cost->flops / r->median_s;
+    r->roof = read_s >= compute_s ? SOP_ROOF_READ : i8 ? SOP_ROOF_I8 : SOP_ROOF_F32;
+    r->share = fmax(read_s, compute_s) / r->median_s;
+    r->invalid = r->share > 1.05;
+    if (r->invalid)
+        (void)snprintf(r->why, sizeof r->why, "%.0f %% of what the machine can do", 100 * r->share);
+}
+
+enum { MOST_LAYOUTS = 4 };
+
+/* The sets of a row's layout, made when it is the first that wants them. */
+static sop_status sets_for(struct sets *all, sop_device *d, const sop_op *op, const void *desc,
+                           const sop_row *row, const struct sets **out)
+{
+    const uint32_t layout = sop_row_packs(row) ? row->layout : 0;
+    for (int32_t i = 0; i < MOST_LAYOUTS; i++) {
+        if (all[i].n && all[i].layout != layout) continue;
+        *out = &all[i];
+        if (all[i].n) return SOP_OK;
+        all[i].layout = layout;
+        return sets_init(&all[i], d, op, desc);
+    }
+    return sop_fail(SOP_E_LIMIT, "bench: rows of %s want more than %d layouts", op->name,
+                    MOST_LAYOUTS);
+}
+
+sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows, int32_t n_rows,
+                     const void *desc, double seconds, sop_bench_result *results)
+{
+    struct sets sets[MOST_LAYOUTS] = {{0}};
+    struct lane **lanes = NULL;
+    sop_ceilings top;
+    sop_cost cost;
+    int32_t n = 0;
+    if (op->n_roles > SOP_MOST_ROLES || op->desc_bytes > SOP_MOST_DESC_BYTES)
+        return sop_fail(SOP_E_LIMIT,
+                        "bench: %s has %d roles and a desc of %u bytes, at most %d, %d", op->name,
+                        op->n_roles, op->desc_bytes, SOP_MOST_ROLES, SOP_MOST_DESC_BYTES);
+    if (seconds <= 0) seconds = 1;
+    SOP_TRY(sop_ceilings_of(d, &top));
+    op->cost(desc, &cost);
+
+    sop_status status = SOP_OK;
+    lanes = calloc((size_t)n_rows + 1, sizeof *lanes);
+    if (!lanes) return sop_fail(SOP_E_NOMEM, "bench: %d rows", n_rows);
+    for (int32_t i = 0; i < n_rows && status == SOP_OK; i++) {
+        char text[64];
+        const char *why = sop_row_refusal(rows[i], desc, text);
+        results[i] = (sop_bench_result){0};
+        (void)snprintf(results[i].why, sizeof results[i].why, "%s", why ? why : "");
+        if (why) continue;
+        lanes[n] = calloc(1, sizeof **lanes);
+        if (!lanes[n]) {
+            status = sop_fail(SOP_E_NOMEM, "bench: the samples of a row");
+            break;
+        }
+        lanes[n]->row = rows[i];
+        status = sets_for(sets, d, op, desc, rows[i], &lanes[n]->sets);
+        if (status == SOP_OK) status = lane_init(lanes[n], d, op, desc);
+        n++;
+    }
+    const double from = sop_now_s();
+    for (int32_t i = 0; i < n && status == SOP_OK; i++)
+        status = warm_up(lanes[i], 0.3 * seconds / n);
+    if (status == SOP_OK) status = race(lanes, n, seconds - (sop_now_s() - from));
+    for (int32_t i = 0, k = 0; i < n_rows && status == SOP_OK; i++)
+        if (!results[i].why[0]) report(lanes[k++], &cost, &top, &results[i]);
+
+    for (int32_t i = 0; i < n; i++) {
+        lane_finish(lanes[i], d);
+        free(lanes[i]);
+    }
+    free(lanes);
+    for (int32_t i = 0; i < MOST_LAYOUTS; i++) {
+        if (sets[i].memory) d->ops->release(d, sets[i].memory, sets[i].bytes);
+        free(sets[i].args);
+    }
+    return status;
+}
