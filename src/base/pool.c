@@ -20,9 +20,10 @@ struct worker {
 };
 
 struct sop_pool {
-    _Alignas(64) atomic_uint go;   /* generation; odd while stopping makes no difference */
-    _Alignas(64) atomic_uint done; /* workers that finished this generation */
-    _Alignas(64) atomic_long next; /* first piece not yet taken */
+    _Alignas(64) atomic_uint go;     /* grows with every loop; what sleepers wait on */
+    _Alignas(64) atomic_uint inside; /* workers that look at the loop, or work on it */
+    _Alignas(64) atomic_uint open;   /* whether a loop may be joined */
+    _Alignas(64) atomic_long next;   /* first piece not yet taken */
     _Alignas(64) atomic_flag busy;
     sop_pool_fn *fn;
     const void *arg;
@@ -79,8 +80,11 @@ static void *work(void *arg)
         }
         seen = now;
         if (p->stop) return NULL;
-        take_pieces(p, w->id);
-        atomic_fetch_add_explicit(&p->done, 1, memory_order_release);
+        /* First inside, then a look whether the loop is open: the caller closes it, then looks who
+         * is inside. One of the two sees the other. */
+        atomic_fetch_add(&p->inside, 1);
+        if (atomic_load(&p->open)) take_pieces(p, w->id);
+        atomic_fetch_sub_explicit(&p->inside, 1, memory_order_release);
     }
 }
 
@@ -165,14 +169,15 @@ void sop_pool_run(sop_pool *p, int64_t n, int64_t grain, sop_pool_fn *fn, const 
     if (p->foreign) {
         p->foreign(p->foreign_ctx, p->threads, foreign_piece, &p);
     } else {
-        atomic_store_explicit(&p->done, 0, memory_order_relaxed);
+        atomic_store(&p->open, 1);
         atomic_fetch_add(&p->go, 1);
         if (atomic_load(&p->sleepers)) futex_wake(&p->go);
         take_pieces(p, 0);
-        const unsigned others = (unsigned)p->threads - 1;
-        for (int spins = 0; atomic_load_explicit(&p->done, memory_order_acquire) != others;) {
+        /* A worker that has not come by now is not waited for: on a busy machine it may sleep long. */
+        atomic_store(&p->open, 0);
+        for (int spins = 0; atomic_load(&p->inside);) {
             relax();
-            if (++spins > SPINS) (void)sched_yield(); /* more threads than cores */
+            if (++spins > SPINS) (void)sched_yield(); /* one was put to sleep inside its piece */
         }
     }
     atomic_flag_clear_explicit(&p->busy, memory_order_release);
