@@ -385,10 +385,10 @@ static sop_status choose(sop_planner *p, const sop_op *op, const void *desc, uin
             if (out->row && skip) skip(ctx, out->row, "measured slower here, or not measured");
             *out = c;
             best = ns;
-        } else if (skip) {
-            skip(ctx, row, ns > 0 ? "measured slower here" : "stands behind the chosen one");
+        } else if (skip && ns > 0) {
+            skip(ctx, row, "measured slower here");
         } else if (!timed) {
-            break;
+            break; /* the rest stands behind the chosen one */
         }
     }
     if (out->row) return SOP_OK;

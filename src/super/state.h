@@ -76,6 +76,7 @@ struct sop_super {
     uint32_t faults;
     int32_t guard_turn;
     sop_mark *mark, no_mark;
+    uint64_t *seen, senses; /* seen [max_seqs]: the last step that a sequence stood in */
 
     /* of the step that runs */
     int32_t n_tokens, n_seqs, n_outs;

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/status.h"
 #include "base/clock.h"
+#include "base/status.h"
 #include "super/state.h"
 
 static void release(sop_super *s, void *p, size_t bytes)
@@ -24,6 +24,7 @@ void sop_super_destroy(sop_super *s)
     sop_kv_destroy(s->kv);
     if (s->mark && s->mark != &s->no_mark) sop_planner_unmark(s->planner, s->mark);
     if (s->queue) s->device->ops->queue_destroy(s->queue);
+    free(s->seen);
     free(s->buffer_at);
     free(s);
 }
@@ -78,7 +79,10 @@ static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
     s->mark = &s->no_mark;
     s->use_graphs = s->device->ops->kind != SOP_DEVICE_CPU;
     s->buffer_at = calloc((size_t)p->n_buffers + 1, sizeof *s->buffer_at);
-    if (!s->buffer_at) return sop_fail(SOP_E_NOMEM, "super: %d buffers", p->n_buffers);
+    s->seen = calloc((size_t)spec->max_seqs, sizeof *s->seen);
+    if (!s->buffer_at || !s->seen)
+        return sop_fail(SOP_E_NOMEM, "super: %d buffers, %d sequences", p->n_buffers,
+                        spec->max_seqs);
     SOP_TRY(sop_kv_bytes(&kv, &s->memory.kv));
     SOP_TRY(s->device->ops->queue_create(s->device, &s->queue));
     SOP_TRY(sop_kv_create(s->device, &kv, dry, &s->kv));
@@ -214,15 +218,16 @@ static sop_status sense(sop_super *s, const sop_step_item *items, int32_t n_item
 {
     const sop_super_facts *f = &s->facts;
     int64_t tokens = 0, outs = 0, longest = 0, most = 0;
+    s->senses++;
     if (n_items < 1 || n_items > f->max_seqs)
         return sop_fail(SOP_E_LIMIT, "step: %d sequences, must be 1 to %d", n_items, f->max_seqs);
     for (int32_t i = 0; i < n_items; i++) {
         const sop_step_item *it = &items[i];
         if (!sop_kv_is_open(s->kv, it->seq))
             return sop_fail(SOP_E_ARG, "step: sequence %d is not open", it->seq);
-        for (int32_t k = 0; k < i; k++)
-            if (items[k].seq == it->seq)
-                return sop_fail(SOP_E_ARG, "step: sequence %d stands in it twice", it->seq);
+        if (s->seen[it->seq] == s->senses)
+            return sop_fail(SOP_E_ARG, "step: sequence %d stands in it twice", it->seq);
+        s->seen[it->seq] = s->senses;
         if (it->n_ids < 1 || !it->ids)
             return sop_fail(SOP_E_ARG, "step: sequence %d brings %d tokens, must be >= 1", it->seq,
                             it->n_ids);
