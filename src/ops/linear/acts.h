@@ -2,9 +2,9 @@
  *
  *     8 bits:  x = d q,  |q| <= 127;     16 bits: x = d q,  |q| <= 16319, q = 128 high + low
  *
- * Tokens stand in tiles of width w, as wide as the kernel takes (1 to 4, or 1 2 4 8), interleaved by
- * quads of k, so that a kernel reads one stream. Of the tile that begins at token t, with element i of
- * token t + r in quad i / 4, group i / 16, block i / 32:
+ * Tokens stand in tiles (sop_tile_width), interleaved by quads of k, so that a kernel reads one stream.
+ * Of the tile of w tokens that begins at token t, with element i of token t + r in quad i / 4, group
+ * i / 16, block i / 32:
  *
  *     q8 q16 high low [t * k + (quad * w + r) * 4 + i % 4]
  *     d8 s8 d16       [t * k/32 + block * w + r]      s8 = d * (sum of the block's q)
@@ -23,8 +23,7 @@ enum {
 };
 
 typedef struct sop_acts {
-    int64_t k;
-    int32_t widest; /* 4: widths 1 2 3 4; 8: widths 1 2 4 8 */
+    int64_t k, widest;
     uint32_t kinds;
     int8_t *q8, *high, *low;
     int16_t *q16;
@@ -34,16 +33,8 @@ typedef struct sop_acts {
 
 /* Scratch for all tokens, and pointers into it. k is a multiple of 32. */
 size_t sop_acts_bytes(int64_t tokens, int64_t k, uint32_t kinds);
-void sop_acts_init(sop_acts *a, int64_t tokens, int64_t k, uint32_t kinds, int32_t widest,
+void sop_acts_init(sop_acts *a, int64_t tokens, int64_t k, uint32_t kinds, int64_t widest,
                    void *scratch);
-
-/* Width of the tile that begins with so many tokens left. */
-static inline int64_t sop_acts_width(const sop_acts *a, int64_t left)
-{
-    if (left >= a->widest) return a->widest;
-    if (a->widest == 4) return left;
-    return left >= 4 ? 4 : left >= 2 ? 2 : 1;
-}
 
 /* Quantise all tokens of x, on the queue's workers. AVX2. */
 void sop_acts_fill(const sop_acts *a, const sop_call *call, int64_t tokens);

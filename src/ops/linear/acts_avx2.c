@@ -31,7 +31,7 @@ static void *carve(char **at, size_t bytes)
     return p;
 }
 
-void sop_acts_init(sop_acts *a, int64_t tokens, int64_t k, uint32_t kinds, int32_t widest,
+void sop_acts_init(sop_acts *a, int64_t tokens, int64_t k, uint32_t kinds, int64_t widest,
                    void *scratch)
 {
     const size_t n = (size_t)(tokens * k), scales = n / 32 * 4;
@@ -172,7 +172,7 @@ static void fill_tiles(const void *arg, int64_t begin, int64_t end, int32_t work
     const int64_t stop = end * j->a->widest < j->tokens ? end * j->a->widest : j->tokens;
     (void)worker;
     for (int64_t t = begin * j->a->widest, w; t < stop; t += w) {
-        w = sop_acts_width(j->a, stop - t);
+        w = sop_tile_width(j->a->widest, stop - t);
         for (int64_t r = 0; r < w; r++)
             fill_token(j->a, j->call->args[SOP_LINEAR_X].data, d->x_dtype, (t + r) * d->x_stride, t,
                        w, r);

@@ -16,4 +16,11 @@ sop_status sop_linear_q8x_avx2_plan(const void *desc, const int32_t *params, con
                                     size_t budget, sop_split *split);
 sop_status sop_linear_q8x_avx2(const sop_call *call);
 
+/* float32 activations: linear_f32x_avx2.c, linear_f32x_avx512.c */
+const char *sop_linear_f32x_refuse(const void *desc);
+sop_status sop_linear_f32x_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                size_t budget, sop_split *split);
+sop_status sop_linear_f32x_avx2(const sop_call *call);
+sop_status sop_linear_f32x_avx512(const sop_call *call);
+
 #endif

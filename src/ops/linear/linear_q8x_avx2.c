@@ -556,11 +556,10 @@ static void few_tokens(const void *arg, int64_t begin, int64_t end, int32_t work
         const struct at at = panel_at(p, i);
         for (int64_t t = 0, n; t < p->tokens; t += n) {
             __m256 f[WIDEST][2];
-            n = sop_acts_width(&job->a, p->tokens - t);
+            n = sop_tile_width(WIDEST, p->tokens - t);
             switch (n) {
             case 1: direct_n(at.part->dtype, at.w, &job->a, t, 1, f); break;
             case 2: direct_n(at.part->dtype, at.w, &job->a, t, 2, f); break;
-            case 3: direct_n(at.part->dtype, at.w, &job->a, t, 3, f); break;
             default: direct_n(at.part->dtype, at.w, &job->a, t, 4, f); break;
             }
             for (int64_t r = 0; r < n; r++)
@@ -597,7 +596,7 @@ static void many_tokens(const void *arg, int64_t begin, int64_t end, int32_t wor
             for (int64_t t = 0, n; t < p->tokens; t += n) {
                 float *y = at.y + t * p->y_stride;
                 __m256 f[WIDEST][2];
-                n = sop_acts_width(&job->a, p->tokens - t);
+                n = sop_tile_width(WIDEST, p->tokens - t);
                 for (int64_t r = 0; r < n; r++) {
                     f[r][0] = f[r][1] = _mm256_setzero_ps();
                     if (k0) load16(y + r * p->y_stride, at.columns, f[r]);
@@ -605,7 +604,6 @@ static void many_tokens(const void *arg, int64_t begin, int64_t end, int32_t wor
                 switch (n) {
                 case 1: tile(&w, at.part->dtype, &job->a, t, k0, kn / 32, 1, f); break;
                 case 2: tile(&w, at.part->dtype, &job->a, t, k0, kn / 32, 2, f); break;
-                case 3: tile(&w, at.part->dtype, &job->a, t, k0, kn / 32, 3, f); break;
                 default: tile(&w, at.part->dtype, &job->a, t, k0, kn / 32, 4, f); break;
                 }
                 for (int64_t r = 0; r < n; r++)

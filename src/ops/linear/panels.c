@@ -42,32 +42,60 @@ static int64_t width(const sop_linear_desc *d)
     return d->n[0] + d->n[1] + d->n[2];
 }
 
-size_t sop_stage_x_bytes(const sop_linear_desc *d)
-{
-    return d->x_dtype == SOP_F32 ? 0 : (size_t)(d->tokens * d->k) * 4;
-}
-
 size_t sop_stage_y_bytes(const sop_linear_desc *d)
 {
     return d->y_dtype == SOP_F32 ? 0 : (size_t)(d->tokens * width(d)) * 4;
 }
 
+struct tiles {
+    const sop_call *call;
+    int64_t tokens, widest;
+    float *out;
+};
+
+static void fill_tiles(const void *arg, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct tiles *s = arg;
+    const sop_linear_desc *d = s->call->desc;
+    const void *x = s->call->args[SOP_LINEAR_X].data;
+    const int64_t stop = end * s->widest < s->tokens ? end * s->widest : s->tokens;
+    (void)worker;
+    for (int64_t t = begin * s->widest, w; t < stop; t += w) {
+        float *out = s->out + t * d->k;
+        w = sop_tile_width(s->widest, stop - t);
+        for (int64_t r = 0; r < w; r++) {
+            const int64_t at = (t + r) * d->x_stride;
+            if (d->x_dtype == SOP_F32)
+                for (int64_t i = 0; i < d->k; i++) out[i * w + r] = ((const float *)x)[at + i];
+            else
+                for (int64_t i = 0; i < d->k; i++)
+                    out[i * w + r] = (float)sop_load(x, d->x_dtype, at + i);
+        }
+    }
+}
+
+size_t sop_tiles_bytes(const sop_linear_desc *d)
+{
+    return d->tokens <= 1 && d->x_dtype == SOP_F32
+               ? 0
+               : ((size_t)(d->tokens * d->k) * 4 + 63) & ~(size_t)63;
+}
+
+const float *sop_tiles_fill(const sop_call *call, int64_t tokens, int64_t widest, float *scratch)
+{
+    const sop_linear_desc *d = call->desc;
+    if (tokens <= 1 && d->x_dtype == SOP_F32) return call->args[SOP_LINEAR_X].data;
+    /* 16384 values are a few us of one core: below that a fork costs more than it saves. */
+    const int64_t tiles = (tokens + widest - 1) / widest;
+    sop_parallel(call->queue, tiles, tokens * d->k <= 16384 ? tiles : 2, fill_tiles,
+                 &(struct tiles){call, tokens, widest, scratch});
+    return scratch;
+}
+
 struct stage {
     const sop_panels *p;
     const sop_call *call;
-    float *x;
 };
-
-static void widen_rows(const void *arg, int64_t begin, int64_t end, int32_t worker)
-{
-    const struct stage *s = arg;
-    const sop_linear_desc *d = s->call->desc;
-    (void)worker;
-    for (int64_t t = begin; t < end; t++)
-        for (int64_t i = 0; i < d->k; i++)
-            s->x[t * d->k + i] =
-                (float)sop_load(s->call->args[SOP_LINEAR_X].data, d->x_dtype, t * d->x_stride + i);
-}
 
 static void round_rows(const void *arg, int64_t begin, int64_t end, int32_t worker)
 {
@@ -78,17 +106,6 @@ static void round_rows(const void *arg, int64_t begin, int64_t end, int32_t work
         for (int64_t i = 0; i < width(d); i++)
             sop_store(s->call->args[SOP_LINEAR_Y].data, d->y_dtype, t * d->y_stride + i,
                       (double)s->p->y[t * s->p->y_stride + i]);
-}
-
-void sop_stage_x(sop_panels *p, const sop_call *call, void *scratch)
-{
-    const sop_linear_desc *d = call->desc;
-    p->x = call->args[SOP_LINEAR_X].data;
-    p->x_stride = d->x_stride;
-    if (d->x_dtype == SOP_F32) return;
-    p->x = scratch;
-    p->x_stride = d->k;
-    sop_parallel(call->queue, p->tokens, 4, widen_rows, &(struct stage){p, call, scratch});
 }
 
 void sop_stage_y(sop_panels *p, const sop_call *call, void *scratch)
@@ -102,5 +119,5 @@ void sop_stage_end(const sop_panels *p, const sop_call *call)
 {
     const sop_linear_desc *d = call->desc;
     if (d->y_dtype == SOP_F32) return;
-    sop_parallel(call->queue, p->tokens, 4, round_rows, &(struct stage){p, call, NULL});
+    sop_parallel(call->queue, p->tokens, 4, round_rows, &(struct stage){p, call});
 }

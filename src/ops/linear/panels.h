@@ -16,12 +16,11 @@ typedef struct sop_panels {
         size_t panel_bytes;
         int32_t dtype;
     } part[3];
-    const float *x; /* rows of x as float32, x_stride apart; NULL where they are quantised */
-    float *y;       /* where sums go: rows y_stride apart */
-    int64_t tokens, k, x_stride, y_stride;
+    float *y; /* where sums go: rows y_stride apart */
+    int64_t tokens, k, y_stride;
 } sop_panels;
 
-/* Fill all but x, y and their strides. */
+/* Fill all but y and its stride. */
 void sop_panels_init(sop_panels *p, const sop_call *call);
 /* Why packed weights cannot be read, or NULL. */
 const char *sop_panels_refuse(const sop_linear_desc *d);
@@ -35,13 +34,21 @@ static inline const struct sop_part *sop_panels_find(const sop_panels *p, int64_
     return &p->part[j];
 }
 
-/* Scratch of a type that is not float32: bytes of x and y as float32, 0 where they are so already. */
-size_t sop_stage_x_bytes(const sop_linear_desc *d);
+/* Tokens stand in tiles, as wide as a kernel takes: the width of the next one with so many left. */
+static inline int64_t sop_tile_width(int64_t widest, int64_t left)
+{
+    if (left >= widest) return widest;
+    return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
+
+/* x as float32 in tiles: column i of token t + r of the tile that begins at t is at t * k + i * width
+ * + r. Scratch of tokens * k floats; none for one row of float32, which is returned as it stands. */
+size_t sop_tiles_bytes(const sop_linear_desc *d);
+const float *sop_tiles_fill(const sop_call *call, int64_t tokens, int64_t widest, float *scratch);
+
+/* Where y is not float32, the sums go to scratch first: point p->y, then round them into y. */
 size_t sop_stage_y_bytes(const sop_linear_desc *d);
-/* Point p->x and p->y at the operands or at the scratch, with x in it. */
-void sop_stage_x(sop_panels *p, const sop_call *call, void *scratch);
 void sop_stage_y(sop_panels *p, const sop_call *call, void *scratch);
-/* Round the sums into y, when they are not there already. */
 void sop_stage_end(const sop_panels *p, const sop_call *call);
 
 #endif

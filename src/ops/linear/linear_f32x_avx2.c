@@ -1,0 +1,118 @@
+/* 6 tokens x 16 rows: 12 sums, 2 vectors of weights, one value of x. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "ops/linear/panels.h"
+#include "ops/simd/vf_avx2.h"
+
+enum { PANELS = 1, WIDEST = 6, KC = 256 };
+
+typedef __m256i vb; /* a quad of 8 rows */
+
+static inline vb vb_load(const void *p)
+{
+    return _mm256_loadu_si256((const vb *)p);
+}
+
+static inline vb vb_or(vb a, vb b)
+{
+    return _mm256_or_si256(a, b);
+}
+
+static inline vb vb_low4(vb a)
+{
+    return _mm256_and_si256(a, _mm256_set1_epi8(15));
+}
+
+static inline vb vb_high4(vb a)
+{
+    return vb_low4(_mm256_srli_epi16(a, 4));
+}
+
+static inline vb vb_bit4(vb a, int t) /* bit t of each byte, to bit 4 */
+{
+    const vb s = t < 4 ? _mm256_slli_epi16(a, 4 - t) : _mm256_srli_epi16(a, t - 4);
+    return _mm256_and_si256(s, _mm256_set1_epi8(16));
+}
+
+static inline vb vb_bits45(vb a, int t) /* bits 2t, 2t + 1 of each byte, to bits 4, 5 */
+{
+    const vb s = t < 2 ? _mm256_slli_epi16(a, 4 - 2 * t) : _mm256_srli_epi16(a, 2 * t - 4);
+    return _mm256_and_si256(s, _mm256_set1_epi8(0x30));
+}
+
+static inline vf vb_byte(vb a, int i) /* byte i of each row, unsigned */
+{
+    const vb s = _mm256_srli_epi32(a, 8 * i);
+    return _mm256_cvtepi32_ps(i == 3 ? s : _mm256_and_si256(s, _mm256_set1_epi32(255)));
+}
+
+static inline vf vb_signed(vb a, int i)
+{
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(a, 24 - 8 * i), 24));
+}
+
+static inline vf vb_bf16(vb a, int i)
+{
+    return _mm256_castsi256_ps(i ? _mm256_and_si256(a, _mm256_set1_epi32((int)0xffff0000))
+                                 : _mm256_slli_epi32(a, 16));
+}
+
+static inline vf vb_half(const void *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+
+static inline vf vb_u8(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+static inline vf vb_i8(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+/* The first `columns` of 16 floats. */
+static inline void vb_load16(const float *y, int64_t columns, vf f[2])
+{
+    float v[16] = {0};
+    if (columns < 16) {
+        memcpy(v, y, (size_t)columns * 4);
+        y = v;
+    }
+    f[0] = vf_load(y);
+    f[1] = vf_load(y + 8);
+}
+
+static inline void vb_store16(float *y, int64_t columns, const float *bias, const vf f[2])
+{
+    vf a[2] = {f[0], f[1]}, b[2];
+    float v[16];
+    if (bias) {
+        vb_load16(bias, columns, b);
+        for (int h = 0; h < 2; h++) a[h] = vf_add(a[h], b[h]);
+    }
+    for (int h = 0; h < 2; h++) vf_store((columns < 16 ? v : y) + 8 * h, a[h]);
+    if (columns < 16) memcpy(y, v, (size_t)columns * 4);
+}
+
+#include "ops/linear/linear_f32x.h"
+
+sop_status sop_linear_f32x_avx2(const sop_call *call)
+{
+    return run(call);
+}
+
+const char *sop_linear_f32x_refuse(const void *desc)
+{
+    return sop_panels_refuse(desc);
+}
+
+sop_status sop_linear_f32x_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                size_t budget, sop_split *split)
+{
+    (void)params, (void)facts, (void)budget;
+    *split = (sop_split){.scratch_bytes = sop_tiles_bytes(desc) + sop_stage_y_bytes(desc)};
+    return SOP_OK;
+}
