@@ -18,8 +18,9 @@ double sop_sample_uniform(uint64_t seed, uint64_t counter);
 typedef struct sop_sample_kernels {
     /* The largest finite of z [n], -inf when there is none. */
     float (*largest)(const float *z, int64_t n);
-    /* w[i] = exp((z[i] - max) / temperature), 0 for a logit that is not finite. */
-    void (*weights)(const float *z, int64_t n, double max, double inv_temperature, double *w);
+    /* w[i] = exp((z[i] - max) / temperature), 0 for a logit that is not finite or under low. */
+    void (*weights)(const float *z, int64_t n, float low, double max, double inv_temperature,
+                    double *w);
 } sop_sample_kernels;
 
 sop_status sop_sample_plan(const void *desc, const int32_t *params, const sop_facts *facts,
@@ -30,6 +31,7 @@ sop_status sop_sample_ref_plan(const void *desc, const int32_t *params, const so
                                size_t budget, sop_split *split); /* sample_ref.c */
 sop_status sop_sample_reference(const sop_call *call, const sop_judge *judge);
 sop_status sop_sample_ref(const sop_call *call);
+sop_status sop_sample_cuda(const sop_call *call); /* sample_cuda.cu */
 sop_status sop_sample_f32_c(const sop_call *call);    /* sample_c.c */
 sop_status sop_sample_f32_avx2(const sop_call *call); /* sample_avx2.c */
 

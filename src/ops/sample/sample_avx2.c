@@ -29,25 +29,28 @@ static float largest(const float *z, int64_t n)
     return max;
 }
 
-static __m256d weights4(__m128 z, __m256d max, __m256d inv_temperature)
+static __m256d weights4(__m128 z, __m128 low, __m256d max, __m256d inv_temperature)
 {
-    const __m128 inf = _mm_set1_ps(__builtin_inff());
-    const __m128 good = _mm_cmplt_ps(_mm_andnot_ps(_mm_set1_ps(-0.0f), z), inf);
+    const __m128 keep =
+        _mm_and_ps(_mm_cmpge_ps(z, low), _mm_cmplt_ps(z, _mm_set1_ps(__builtin_inff())));
+    if (!_mm_movemask_ps(keep)) return _mm256_setzero_pd();
     const __m256d x = _mm256_mul_pd(_mm256_sub_pd(_mm256_cvtps_pd(z), max), inv_temperature);
-    const __m256i keep = _mm256_cvtepi32_epi64(_mm_castps_si128(good));
-    return _mm256_and_pd(sop_exp4d(x), _mm256_castsi256_pd(keep));
+    const __m256i wide = _mm256_cvtepi32_epi64(_mm_castps_si128(keep));
+    return _mm256_and_pd(sop_exp4d(x), _mm256_castsi256_pd(wide));
 }
 
-static void weights(const float *z, int64_t n, double max, double inv_temperature, double *w)
+static void weights(const float *z, int64_t n, float low, double max, double inv_temperature,
+                    double *w)
 {
     const __m256d vm = _mm256_set1_pd(max), vt = _mm256_set1_pd(inv_temperature);
+    const __m128 vl = _mm_set1_ps(low);
     int64_t i = 0;
-    for (; i + 4 <= n; i += 4) _mm256_storeu_pd(w + i, weights4(_mm_loadu_ps(z + i), vm, vt));
+    for (; i + 4 <= n; i += 4) _mm256_storeu_pd(w + i, weights4(_mm_loadu_ps(z + i), vl, vm, vt));
     if (i == n) return;
     float in[4] = {0};
     double out[4];
     memcpy(in, z + i, (size_t)(n - i) * sizeof *z);
-    _mm256_storeu_pd(out, weights4(_mm_loadu_ps(in), vm, vt));
+    _mm256_storeu_pd(out, weights4(_mm_loadu_ps(in), vl, vm, vt));
     memcpy(w + i, out, (size_t)(n - i) * sizeof *w);
 }
 

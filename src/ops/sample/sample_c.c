@@ -11,10 +11,11 @@ static float largest(const float *z, int64_t n)
     return max;
 }
 
-static void weights(const float *z, int64_t n, double max, double inv_temperature, double *w)
+static void weights(const float *z, int64_t n, float low, double max, double inv_temperature,
+                    double *w)
 {
     for (int64_t i = 0; i < n; i++)
-        w[i] = isfinite(z[i]) ? exp(((double)z[i] - max) * inv_temperature) : 0;
+        w[i] = z[i] >= low && z[i] < INFINITY ? exp(((double)z[i] - max) * inv_temperature) : 0;
 }
 
 sop_status sop_sample_f32_c(const sop_call *call)

@@ -1,12 +1,13 @@
 /* Sampling without a sort, for the portable and the vector row.
  *
  * 1. The largest logit of each block, over all workers; greedy ends here.
- * 2. For each other row, a task: the cut of top_k (by count), then of top_p (by mass). Tokens fall
- *    into bins by their distance from the largest; only the bin where the target lies is searched,
- *    by quickselect.
+ * 2. For each other row, a task: the cut of top_k (by count), then of top_p (by mass). A lower bound of
+ *    the cut leaves few tokens, which fall into bins by their distance from the largest; only the bin
+ *    where the target lies is searched, by quickselect.
  * 3. The mass of the survivors block by block; the draw finds its block, then its token.
  *
  * Scratch: largest [rows, blocks] f32 | for each worker: mass [blocks] f64, list [vocab] i32 */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -33,6 +34,7 @@ struct row {
     const float *z, *largest; /* [vocab], [blocks] */
     double max, inv_temperature, min_weight;
     struct cut cut;
+    float low;     /* nothing below it survives; finite */
     double *mass;  /* [blocks] */
     int32_t *list; /* [vocab] */
 };
@@ -85,16 +87,31 @@ static double block_weights(const struct row *r, int64_t block, double *w)
     const int64_t n = block_length(r->job, block), from = block * BLOCK;
     const float *z = r->z + from;
     double sum[4] = {0};
-    if (r->largest[block] < r->cut.z) {
+    if (r->largest[block] < r->low) {
         memset(w, 0, (size_t)n * sizeof *w);
         return 0;
     }
-    r->job->kernels->weights(z, n, r->max, r->inv_temperature, w);
+    r->job->kernels->weights(z, n, r->low, r->max, r->inv_temperature, w);
+    if (from + n > r->cut.index) /* ties with the cut behind it */
+        for (int64_t i = 0; i < n; i++)
+            if (z[i] == r->cut.z && from + i > r->cut.index) w[i] = 0;
     for (int64_t i = 0; i < n; i++) {
-        if (w[i] < r->min_weight || !survives(&r->cut, z[i], from + i)) w[i] = 0;
+        w[i] = w[i] < r->min_weight ? 0 : w[i];
         sum[i & 3] += w[i];
     }
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+static void raise_low(struct row *r, float low)
+{
+    if (low > r->low) r->low = low;
+}
+
+/* A weight as a logit, rounded down; nothing under it has that weight. */
+static void raise_low_to_weight(struct row *r, double weight)
+{
+    const double z = r->max + log(weight) / r->inv_temperature;
+    if (z > -(double)FLT_MAX) raise_low(r, nextafterf((float)z, -FLT_MAX));
 }
 
 /* The bin of a finite logit: 16 a unit of distance, the last takes the rest. */
@@ -120,7 +137,7 @@ static void swap(int32_t *a, int32_t *b)
 static double measure(const struct row *r, int32_t id, int by_mass)
 {
     double w = 1;
-    if (by_mass) r->job->kernels->weights(r->z + id, 1, r->max, r->inv_temperature, &w);
+    if (by_mass) r->job->kernels->weights(r->z + id, 1, r->low, r->max, r->inv_temperature, &w);
     return w;
 }
 
@@ -158,41 +175,63 @@ static int32_t select_in_list(const struct row *r, int64_t n, double target, int
     }
 }
 
-/* Narrow the cut to the least prefix whose measure reaches target (a share of all when by_mass). */
+/* Narrow the cut to the least prefix whose measure reaches target. */
 static void narrow(struct row *r, double target, int by_mass)
 {
     const struct job *j = r->job;
     const double per_unit = by_mass ? 16 * r->inv_temperature : 16;
-    double bins[BINS] = {0}, w[BLOCK], total = 0, before = 0;
+    double bins[BINS] = {0}, w[BLOCK], before = 0;
     for (int64_t block = 0; block < j->blocks; block++) {
         const int64_t n = block_length(j, block), from = block * BLOCK;
-        if (r->largest[block] < r->cut.z) continue;
-        if (by_mass) {
-            total += block_weights(r, block, w);
-            for (int64_t i = 0; i < n; i++)
-                if (w[i] > 0) bins[bin_of(r, r->z[from + i], per_unit)] += w[i];
-        } else {
-            for (int64_t i = 0; i < n; i++)
-                if (isfinite(r->z[from + i])) bins[bin_of(r, r->z[from + i], per_unit)]++;
-        }
+        if (r->largest[block] < r->low) continue;
+        if (by_mass) (void)block_weights(r, block, w);
+        for (int64_t i = 0; i < n; i++)
+            if (r->z[from + i] >= r->low && r->z[from + i] < INFINITY)
+                bins[bin_of(r, r->z[from + i], per_unit)] += by_mass ? w[i] : 1;
     }
-    if (by_mass) target *= total;
     int32_t bin = 0;
     while (bin < BINS && before + bins[bin] < target) before += bins[bin++];
     if (bin == BINS) return; /* everything, or short by a rounding */
+    /* a little more than the bin, to test most tokens by their logit alone */
+    const double step = 1 / per_unit, top = r->max - bin * step;
+    const float high = nextafterf((float)top, FLT_MAX);
+    const float low = bin == BINS - 1 ? r->low : nextafterf((float)(top - step), -FLT_MAX);
     int64_t n = 0;
     for (int64_t block = 0; block < j->blocks; block++) {
         const int64_t from = block * BLOCK, to = from + block_length(j, block);
-        if (!isfinite(r->largest[block]) || r->largest[block] < r->cut.z ||
-            bin_of(r, r->largest[block], per_unit) > bin)
-            continue;
+        if (r->largest[block] < r->low || r->largest[block] < low) continue;
         for (int64_t i = from; i < to; i++)
-            if (isfinite(r->z[i]) && survives(&r->cut, r->z[i], i) &&
-                bin_of(r, r->z[i], per_unit) == bin)
+            if (r->z[i] >= low && r->z[i] <= high && r->z[i] >= r->low &&
+                survives(&r->cut, r->z[i], i) && bin_of(r, r->z[i], per_unit) == bin)
                 r->list[n++] = (int32_t)i;
     }
     const int32_t last = select_in_list(r, n, target - before, by_mass);
     r->cut = (struct cut){r->z[last], last};
+    raise_low(r, r->cut.z);
+}
+
+/* At least k tokens reach the k-th largest of the blocks' largest. */
+static void narrow_to_count(struct row *r, int64_t k)
+{
+    double *sorted = r->mass; /* not in use yet */
+    for (int64_t i = 0; i < r->job->blocks; i++) {
+        const double v = (double)r->largest[i];
+        int64_t at = i;
+        for (; at > 0 && sorted[at - 1] < v; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = v;
+    }
+    if (k <= r->job->blocks) raise_low(r, (float)sorted[k - 1]);
+    narrow(r, (double)k, 0);
+}
+
+/* All tokens with a weight under (1 - share) * total / vocab together have less mass than may go; half
+ * of it, for the roundings. */
+static void narrow_to_mass(struct row *r, double share)
+{
+    double w[BLOCK], total = 0;
+    for (int64_t block = 0; block < r->job->blocks; block++) total += block_weights(r, block, w);
+    raise_low_to_weight(r, 0.5 * (1 - share) * total / (double)r->job->d->vocab);
+    narrow(r, share * total, 1);
 }
 
 /* ---- the token ---- */
@@ -212,10 +251,14 @@ static int32_t draw(struct row *r, const sop_sampling *s)
     const struct job *j = r->job;
     double w[BLOCK], total = 0;
     r->inv_temperature = 1 / (double)s->temperature;
-    r->cut = (struct cut){-INFINITY, 0};
-    if (s->top_k > 0 && s->top_k < j->d->vocab) narrow(r, s->top_k, 0);
-    if (s->top_p > 0 && s->top_p < 1) narrow(r, (double)s->top_p, 1);
-    r->min_weight = s->min_p > 0 ? (double)s->min_p : 0;
+    r->low = -FLT_MAX;
+    r->cut = (struct cut){r->low, INT64_MAX};
+    if (s->top_k > 0 && s->top_k < j->d->vocab) narrow_to_count(r, s->top_k);
+    if (s->top_p > 0 && s->top_p < 1) narrow_to_mass(r, (double)s->top_p);
+    if (s->min_p > 0) {
+        r->min_weight = fmin((double)s->min_p, 1);
+        raise_low_to_weight(r, r->min_weight);
+    }
     for (int64_t block = 0; block < j->blocks; block++)
         total += r->mass[block] = block_weights(r, block, w);
 

@@ -64,9 +64,9 @@ static int32_t draw(const struct row *r, int64_t vocab, const sop_sampling *s)
         while (i < kept && mass < (double)s->top_p * total) mass += r->weight[r->order[i++]];
         for (kept = i; i < n; i++) r->weight[r->order[i]] = 0;
     }
-    /* the largest weight is 1 */
+    const double least = fmin((double)s->min_p, 1); /* the largest weight is 1 */
     for (int64_t i = 0; i < kept; i++)
-        if (r->weight[r->order[i]] < (double)s->min_p) r->weight[r->order[i]] = 0;
+        if (r->weight[r->order[i]] < least) r->weight[r->order[i]] = 0;
 
     total = 0;
     for (int64_t i = 0; i < vocab; i++) total += r->weight[i];

@@ -334,7 +334,7 @@ static void every_row_draws_the_same_tokens(void)
         for (int i = 0; i < N; i++)
             s[i] = (sop_sampling){.temperature = (float[]){0.5f, 1, 3}[i % 3],
                                   .top_p = (float[]){0, 0.1f, 0.5f, 0.999f}[i % 4],
-                                  .min_p = (float[]){0, 0.01f, 1}[i / 4 % 3],
+                                  .min_p = (float[]){0, 0.01f, 1.5f}[i / 4 % 3],
                                   .top_k = (int32_t[]){0, 1, 50, 2999, 3000}[i % 5],
                                   .seed = 11,
                                   .counter = (uint64_t)i};
