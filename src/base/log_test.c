@@ -18,6 +18,7 @@ static void keep(void *ctx, int level, const char *line)
     (void)level;
     (void)snprintf(last, sizeof last, "%s", line);
     lines++;
+    errno = EPERM;
     sop_log(SOP_LOG_ERROR, "test", "from=the_sink");
 }
 

@@ -240,7 +240,7 @@ static int judge(const struct page *page, const char *fingerprint, int64_t time,
     if (page->notes_signals && !page->signal) return 1; /* killed from outside, or it ended well */
     for (int i = 0; i < MARKS; i++) {
         const sop_mark row = page->mark[i].row;
-        if (!row || row > ROWS || row > page->n_rows) continue;
+        if (!row || row > ROWS) continue;
         const char *variant = page->row[row - 1].variant, *source = page->row[row - 1].source;
         if (!*variant || !memchr(variant, 0, VARIANT_TEXT) || !memchr(source, 0, SOURCE_TEXT))
             continue;

@@ -108,7 +108,7 @@ static void an_unknown_key_names_line_key_and_the_nearest(void)
     CHECK(refused("engine: {port: 8000}\n", "c.yaml:1: unknown key \"port\" under engine;",
                   "allowed: modules, thresholds, fallback, memory_limit_gb, ctx, numerics, guard, "
                   "kv_dtype, max_step_tokens, threads"));
-    CHECK(refused("engine: {\"rope\\0\": 1}", "c.yaml:1: unknown key \"rope?\"", ""));
+    CHECK(refused("engine: {\"guard\\0\": off}", "c.yaml:1: unknown key \"guard?\"", ""));
     CHECK(refused("engine: {\"thr\\neads\\e[2J\": 1}", "\"thr?eads?[2J\"", ""));
     CHECK(refused("engine: {Threads: 1}", "did you mean engine.threads?", ""));
     CHECK(refused("engine: {<<: {}}", "unknown key \"<<\"", ""));
@@ -284,7 +284,7 @@ static void what_is_printed_reads_back_the_same_in_any_locale(void)
         CHECK(n == strlen(text));
         CHECK(read_text(text) == SOP_OK);
         CHECK(memcmp(&cfg, &odd, sizeof cfg) == 0);
-        CHECK(strcmp(setlocale(LC_ALL, NULL), locales[i]) == 0);
+        CHECK(uselocale((locale_t)0) == LC_GLOBAL_LOCALE);
     }
     (void)setlocale(LC_ALL, "C");
     if (!other) SKIP("a locale with a decimal comma", "none of de_DE and fr_FR is installed");
