@@ -7,6 +7,7 @@
 extern const char *const sop_linear_cases[];                                   /* linear_cases.c */
 sop_status sop_linear_reference(const sop_call *call, const sop_judge *judge); /* linear_ref.c */
 sop_status sop_linear_ref(const sop_call *call);
+sop_status sop_linear_cuda(const sop_call *call);
 const char *sop_linear_c_refuse(const void *desc); /* linear_c.c */
 sop_status sop_linear_c(const sop_call *call);
 

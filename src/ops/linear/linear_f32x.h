@@ -1,18 +1,21 @@
 /* Weights of any format against float32 activations, written once for two widths of vectors: included
  * by linear_f32x_avx2.c and linear_f32x_avx512.c alone, after the vectors they use (vf_, vb_) and
  *
- *     PANELS   panels that run side by side       WIDEST   tokens of a tile
- *     KC       k that are decoded at once: PANELS * KC * 64 bytes stay in L1
+ *     SOP_F32X_WIDEST   tokens of a tile, 6 or 12
+ *     PANELS            panels that run side by side
+ *     KC                k that are decoded at once: PANELS * KC * 64 bytes stay in L1
  *
  * A panel is decoded to floats [k][16 rows], each the float nearest to the format's value; then all
  * tokens run past it, PANELS * WIDEST * 16 sums in registers. A sum is one chain of fused
  * multiply-adds in the order of k, kept in y between two pieces of k: so a token's bits depend neither
  * on how many there are nor on the width of the vectors. */
+#include <string.h>
+
 #include "core/op.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/panels.h"
 
-enum { R = SOP_PANEL_ROWS, NV = R / VF };
+enum { R = SOP_PANEL_ROWS, NV = R / VF, WIDEST = SOP_F32X_WIDEST };
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
@@ -163,6 +166,26 @@ static void decode(int32_t dtype, const uint8_t *w, int64_t k0, int64_t kn, floa
     }
 }
 
+/* ---- 16 sums to and from y: the first `columns` of them ---- */
+
+INLINE void zero16(float *to)
+{
+    for (int v = 0; v < NV; v++) vf_store(to + VF * v, vf_zero());
+}
+
+INLINE void copy16(float *to, const float *from, int64_t columns)
+{
+    if (columns >= R)
+        for (int v = 0; v < NV; v++) vf_store(to + VF * v, vf_load(from + VF * v));
+    else
+        memcpy(to, from, (size_t)columns * 4);
+}
+
+INLINE void add16(float *to, const float *from, int64_t columns)
+{
+    for (int i = 0; i < R && i < columns; i++) to[i] += from[i];
+}
+
 /* ---- multiply ---- */
 
 /* Panel i of the call: its weight, its bytes, its columns of y. */
@@ -183,20 +206,12 @@ static struct at panel_at(const sop_panels *p, int64_t i)
                        part->n - n * R};
 }
 
-/* n tokens of x [kn][n] past the panels w [panels][KC][16]; sums are taken from y unless first, and go
- * there, with the bias when last. */
-INLINE void tile(const float *w, const float *x, int64_t kn, const int n, const struct at *at,
-                 int64_t panels, int64_t t, int64_t y_stride, int first, int last)
+/* n tokens of x [kn][n] past the panels w [PANELS][KC][16], onto sums [n][PANELS][16]. */
+INLINE void tile(const float *w, const float *x, int64_t kn, const int n, float *sums)
 {
     vf f[WIDEST][PANELS * NV];
-    UNROLL for (int r = 0; r < n; r++) UNROLL for (int p = 0; p < PANELS; p++)
-    {
-        if (first || p >= panels) {
-            UNROLL for (int v = 0; v < NV; v++) f[r][p * NV + v] = vf_zero();
-            continue;
-        }
-        vb_load16(at[p].y + (t + r) * y_stride, at[p].columns, f[r] + p * NV);
-    }
+    UNROLL for (int r = 0; r < n; r++) UNROLL for (int v = 0; v < PANELS * NV; v++) f[r][v] =
+        vf_load(sums + (r * PANELS * NV + v) * VF);
     for (int64_t k = 0; k < kn; k++, x += n) {
         vf row[PANELS * NV];
         UNROLL for (int p = 0; p < PANELS; p++) UNROLL for (int v = 0; v < NV; v++)
@@ -207,9 +222,41 @@ INLINE void tile(const float *w, const float *x, int64_t kn, const int n, const 
             UNROLL for (int v = 0; v < PANELS * NV; v++) f[r][v] = vf_fma(row[v], b, f[r][v]);
         }
     }
-    UNROLL for (int r = 0; r < n; r++) UNROLL for (int p = 0; p < PANELS; p++) if (p < panels)
-        vb_store16(at[p].y + (t + r) * y_stride, at[p].columns, last ? at[p].bias : NULL,
-                   f[r] + p * NV);
+    UNROLL for (int r = 0; r < n; r++) UNROLL for (int v = 0; v < PANELS * NV; v++)
+        vf_store(sums + (r * PANELS * NV + v) * VF, f[r][v]);
+}
+
+/* A function for each width: within a larger one the sums do not stay in registers. */
+#define TILE(n) \
+    static __attribute__((noinline)) void tile_##n(const float *w, const float *x, int64_t kn, \
+                                                   float *sums) \
+    { \
+        tile(w, x, kn, n, sums); \
+    }
+TILE(1)
+TILE(2)
+TILE(4)
+#if SOP_F32X_WIDEST == 12
+TILE(8)
+TILE(12)
+#else
+TILE(6)
+#endif
+#undef TILE
+
+static void any_tile(const float *w, const float *x, int64_t kn, int64_t n, float *sums)
+{
+    switch (n) {
+    case 1: tile_1(w, x, kn, sums); break;
+    case 2: tile_2(w, x, kn, sums); break;
+    case 4: tile_4(w, x, kn, sums); break;
+#if SOP_F32X_WIDEST == 12
+    case 8: tile_8(w, x, kn, sums); break;
+    default: tile_12(w, x, kn, sums); break;
+#else
+    default: tile_6(w, x, kn, sums); break;
+#endif
+    }
 }
 
 struct job {
@@ -225,7 +272,6 @@ static void some_panels(const void *arg, int64_t begin, int64_t end, int32_t wor
     (void)worker;
     for (int64_t k0 = 0; k0 == 0 || k0 < p->k; k0 += KC) {
         const int64_t kn = p->k - k0 < KC ? p->k - k0 : KC;
-        const int first = k0 == 0, last = k0 + kn == p->k;
         for (int64_t i = begin * PANELS; i < end * PANELS && i < p->n_panels; i += PANELS) {
             const int64_t panels = p->n_panels - i < PANELS ? p->n_panels - i : PANELS;
             struct at at[PANELS];
@@ -234,17 +280,21 @@ static void some_panels(const void *arg, int64_t begin, int64_t end, int32_t wor
                 decode(at[c].part->dtype, at[c].w, k0, kn, w + c * KC * R);
             }
             for (int64_t t = 0, n; t < p->tokens; t += n) {
-                const float *x;
+                _Alignas(64) float sums[WIDEST][PANELS][R];
                 n = sop_tile_width(WIDEST, p->tokens - t);
-                x = job->x + t * p->k + k0 * n;
-                switch (n) {
-                case 1: tile(w, x, kn, 1, at, panels, t, p->y_stride, first, last); break;
-                case 2: tile(w, x, kn, 2, at, panels, t, p->y_stride, first, last); break;
-                case 4: tile(w, x, kn, 4, at, panels, t, p->y_stride, first, last); break;
-                case WIDEST: tile(w, x, kn, WIDEST, at, panels, t, p->y_stride, first, last); break;
-                default:
-                    tile(w, x, kn, WIDEST > 8 ? 8 : 1, at, panels, t, p->y_stride, first, last);
-                }
+                for (int64_t r = 0; r < n; r++)
+                    for (int64_t c = 0; c < PANELS; c++)
+                        if (k0 == 0 || c >= panels)
+                            zero16(sums[r][c]);
+                        else
+                            copy16(sums[r][c], at[c].y + (t + r) * p->y_stride, at[c].columns);
+                any_tile(w, job->x + t * p->k + k0 * n, kn, n, sums[0][0]);
+                for (int64_t r = 0; r < n; r++)
+                    for (int64_t c = 0; c < panels; c++) {
+                        if (k0 + kn == p->k && at[c].bias)
+                            add16(sums[r][c], at[c].bias, at[c].columns);
+                        copy16(at[c].y + (t + r) * p->y_stride, sums[r][c], at[c].columns);
+                    }
             }
         }
     }

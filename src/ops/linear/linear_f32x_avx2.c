@@ -1,11 +1,11 @@
 /* 6 tokens x 16 rows: 12 sums, 2 vectors of weights, one value of x. */
 #include <immintrin.h>
-#include <string.h>
 
 #include "ops/linear/panels.h"
 #include "ops/simd/vf_avx2.h"
 
-enum { PANELS = 1, WIDEST = 6, KC = 256 };
+#define SOP_F32X_WIDEST 6
+enum { PANELS = 1, KC = 256 };
 
 typedef __m256i vb; /* a quad of 8 rows */
 
@@ -71,30 +71,6 @@ static inline vf vb_u8(const void *p)
 static inline vf vb_i8(const void *p)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
-
-/* The first `columns` of 16 floats. */
-static inline void vb_load16(const float *y, int64_t columns, vf f[2])
-{
-    float v[16] = {0};
-    if (columns < 16) {
-        memcpy(v, y, (size_t)columns * 4);
-        y = v;
-    }
-    f[0] = vf_load(y);
-    f[1] = vf_load(y + 8);
-}
-
-static inline void vb_store16(float *y, int64_t columns, const float *bias, const vf f[2])
-{
-    vf a[2] = {f[0], f[1]}, b[2];
-    float v[16];
-    if (bias) {
-        vb_load16(bias, columns, b);
-        for (int h = 0; h < 2; h++) a[h] = vf_add(a[h], b[h]);
-    }
-    for (int h = 0; h < 2; h++) vf_store((columns < 16 ? v : y) + 8 * h, a[h]);
-    if (columns < 16) memcpy(y, v, (size_t)columns * 4);
 }
 
 #include "ops/linear/linear_f32x.h"

@@ -1,11 +1,11 @@
 /* 12 tokens x 32 rows: 24 sums, 2 vectors of weights. */
 #include <immintrin.h>
-#include <string.h>
 
 #include "ops/linear/panels.h"
 #include "ops/simd/vf_avx512.h"
 
-enum { PANELS = 2, WIDEST = 12, KC = 256 };
+#define SOP_F32X_WIDEST 12
+enum { PANELS = 2, KC = 256 };
 
 typedef __m512i vb; /* a quad of 16 rows */
 
@@ -73,23 +73,6 @@ static inline vf vb_u8(const void *p)
 static inline vf vb_i8(const void *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
-
-static inline __mmask16 first(int64_t columns)
-{
-    return columns < 16 ? (__mmask16)((1u << columns) - 1) : (__mmask16)0xffff;
-}
-
-/* The first `columns` of 16 floats. */
-static inline void vb_load16(const float *y, int64_t columns, vf f[1])
-{
-    f[0] = _mm512_maskz_loadu_ps(first(columns), y);
-}
-
-static inline void vb_store16(float *y, int64_t columns, const float *bias, const vf f[1])
-{
-    const vf a = bias ? vf_add(f[0], _mm512_maskz_loadu_ps(first(columns), bias)) : f[0];
-    _mm512_mask_storeu_ps(y, first(columns), a);
 }
 
 #include "ops/linear/linear_f32x.h"
