@@ -3,7 +3,7 @@
 #   tests/cli_test.sh SUPEROP
 superop=$(realpath "${1:?usage: cli_test.sh SUPEROP}")
 . "$(dirname "$(realpath "$0")")/lib.sh"
-verbs="info ops check pull"
+verbs="run tokenize detokenize info explain ops check bench pull"
 usage() { says 2 "$@"; }
 prints() { # TEXT COMMAND...: ends with 0 and prints this
     text=$1
@@ -28,7 +28,7 @@ done
 check "no verb is a wrong usage" sh -c "$superop >/dev/null; [ \$? = 2 ]"
 check "exit codes are in the help" prints "  3  a file, a model or a download" "$superop" help
 check "the version is said" prints "superop 0." "$superop" --version
-check "a wrong verb brings the nearest" usage "did you mean 'check'?" "$superop" chekc
+check "a wrong verb brings the nearest" usage "did you mean 'bench'?" "$superop" bnech
 check "a verb far from all brings none" usage "there is no verb 'zzzzzzzz'" "$superop" zzzzzzzz
 check "an option without its value is said" usage "--variant needs a value" \
     "$superop" check --variant
@@ -39,12 +39,38 @@ check "a wrong key brings the nearest" usage '"dim"' "$superop" check rmsnorm dm
 check "a wrong size is said with its number" usage "dim=-3" "$superop" check rmsnorm tokens=1 dim=-3
 check "too many arguments are said" usage "3 arguments given" "$superop" ops a b c
 check "after -- nothing is an option" usage "no operator '--help'" "$superop" ops -- --help
+check "a variant of another op is said" usage "is a variant of rmsnorm, not of add" \
+    "$superop" check add --variant rmsnorm_ref
+check "a model or an operator is benched, not both" usage "give one of them" \
+    "$superop" bench rmsnorm -m x
 check "ops lists each variant" prints "rmsnorm_ref" "$superop" ops
 check "ops shows the keys of a shape" prints "x_stride" "$superop" ops rmsnorm
 check "a shape can be checked" prints "0 failed" "$superop" check rmsnorm tokens=3 dim=77
+check "the same shape can be timed" prints "rmsnorm_ref" \
+    "$superop" bench rmsnorm tokens=3 dim=77 --seconds 0.05
 check "a pipe gets no bar and no colours" silent "$superop" check rmsnorm
 check "a missing file is said with its name" says 3 "'/no/such.gguf'" "$superop" info /no/such.gguf
 check "a model that is not pulled says how" says 3 "superop pull gemma3-270m" \
     env XDG_CACHE_HOME="$tmp" "$superop" info gemma3-270m
+tiny=$(dirname "$(realpath "$0")")/data/tiny/llama/model.gguf
+ask="$superop run -m $tiny --raw -p"
+check "a model answers" prints "$("$superop" detokenize -m "$tiny" 200)" $ask "the dog" -n 1
+check "one object with --json" prints '"prompt_ids":[315,83,256,299],"output_ids":[' \
+    $ask "the dog" -n 2 --json
+check "the last token may be looked behind" prints '"logprob":' $ask x -n 1 --json --logprobs 3
+check "the same seed draws the same" sh -c "[ \"\$($ask x -n 9 --temperature 1 --seed 3 2>&1 | head -c 9)\" = \
+    \"\$($ask x -n 9 --temperature 1 --seed 3 2>&1 | head -c 9)\" ]"
+last_line() { $ask x -n 4 2>&1 | tail -1 | grep -q '^prompt . tokens, .* generation 4 tokens, .* tok/s'; }
+check "the last line tells the speed" last_line
+check "the prompt may come from a pipe" sh -c "echo dog | $superop run -m $tiny --raw -f - -n 1"
+check "a conversation has turns" sh -c "printf 'hi\nho\n' |
+    $superop run -m ${tiny%llama*}qwen2/model.gguf --chat -n 2 2>&1 | grep -c '^prompt' | grep -qx 2"
+back() { [ "$(printf '%s' "$1" | "$superop" tokenize -m "$tiny" | "$superop" detokenize -m "$tiny")" = "$1" ]; }
+check "text goes to ids and back" back "Grüße, 世界 🙂  x"
+check "special text is text unless asked" sh -c "[ \$($superop tokenize -m $tiny -- '<|x|>' | wc -w) -gt 1 ]"
+check "explain names each variant" prints "linear_ref" "$superop" explain -m "$tiny"
+check "a longer length flips the path" prints "ring asks for" \
+    "$superop" explain -m "$tiny" --length 70000
+check "a model can be timed" prints "decode" "$superop" bench -m "$tiny" --prefill 8 --decode 4 -r 2
 check "a full disk is not success" sh -c "$superop help >/dev/full 2>'$tmp/full'; [ \$? = 1 ]"
 report

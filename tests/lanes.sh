@@ -33,12 +33,29 @@ lane_layers() { tests/layers.sh; }
 lane_headers() { tests/headers.sh; }
 lane_dev() { build dev && run_ctest dev; }
 lane_clang() { build clang; }
+lane_install() { build release && tests/install_test.sh build/release; }
 lane_asan() { build asan && run_ctest asan; }
 lane_tsan() { build tsan && run_ctest tsan -R "$threaded"; }
-threaded='pool|check_ops$'
+threaded='pool|check_ops$|super|model|store'
+lane_fuzz() { # every target for 30 s
+    build fuzz || return 1
+    rm -rf $out/fuzz && mkdir -p $out/fuzz
+    find build/fuzz/tests -maxdepth 1 -type f -executable -name 'fuzz_*' | xargs -P "$cores" -I{} sh -c '
+        name=$(basename {})
+        mkdir -p '$out'/fuzz/$name
+        seeds=tests/data/$name
+        [ -d $seeds ] || seeds=
+        {} -max_total_time=30 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
+            -artifact_prefix='$out'/fuzz/$name. '$out'/fuzz/$name $seeds || echo "FAILED $name"' 2>&1 |
+        tee $out/fuzz/log
+    n=$(find build/fuzz/tests -maxdepth 1 -type f -executable -name 'fuzz_*' | wc -l)
+    bad=$(grep -c '^FAILED' $out/fuzz/log)
+    echo "$((n - bad)) passed, $bad failed, 0 skipped"
+    [ "$bad" = 0 ]
+}
 
 # The seconds that each takes on two cores, from nothing.
-lanes="format:5 layers:1 headers:15 dev:120 clang:60 asan:240 tsan:120"
+lanes="format:5 layers:1 headers:15 dev:120 clang:60 install:60 asan:240 tsan:120 fuzz:120"
 
 passed=0 failed=0 skipped=0
 finish() { # LANE SECONDS LINE

@@ -50,7 +50,7 @@ check "a wrong name brings the nearest" says 2 "did you mean 'smollm2-135m'?" \
     "$superop" pull smolm2-135m
 check "an hf address needs three parts" says 2 "hf:OWNER/REPO/FILE" "$superop" pull hf:me/file
 touch "$tmp/file"
-check "a cache that cannot be written is said" says 3 "cannot make the folder" \
+check "a cache that cannot be written is said" says 3 "$tmp/file" \
     env XDG_CACHE_HOME="$tmp/file" "$superop" pull "$at/plain/x"
 
 # Two processes: the first download stops, the second goes on.

@@ -10,6 +10,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include <jansson.h>
+
+#include "sop/tokenizer.h"
 #include "sop/variant.h"
 
 /* How superop ends; `superop help` prints this list. */
@@ -72,6 +75,12 @@ int cli_desc(const sop_op *op, int n, char **args, void **desc);
 /* A file (or "-", standard input) whole and zero-terminated; *out is the caller's to free. Returns an
  * exit code. */
 int cli_read_file(const char *path, char **out, size_t *bytes);
+
+/* tokens.c: the ids of a text, *ids being the caller's to free. Returns an exit code. */
+int cli_encode(const sop_tokenizer *t, const char *text, size_t bytes, bool special, int32_t **ids,
+               size_t *n);
+json_t *cli_json_ids(const int32_t *ids, size_t n);
+void cli_print_json(json_t *o); /* on one line; frees it */
 
 /* A line on the terminal that shows how far a long job is: nothing unless stderr is a terminal and
  * two seconds have gone. total 0: not known. */

