@@ -20,24 +20,28 @@ static void print_size(char *out, size_t cap, size_t bytes)
 
 typedef struct explaining {
     double predicted_s;
-    int unknown;     /* modules without a prediction */
-    const char *why; /* of the skips that the open line lists, or NULL */
+    int unknown;      /* modules without a prediction */
+    const char *why;  /* of the skips that wait to be printed, or NULL */
+    char names[1024]; /* theirs */
 } explaining;
 
-static void print_skip(explaining *x, const char *row, const char *why)
+static void print_skips(explaining *x)
 {
-    if (x->why && strcmp(x->why, why) == 0) {
-        printf(", %s", row);
-        return;
-    }
-    printf(x->why ? "\n      %s: %s" : "      %s: %s", why, row);
-    x->why = why;
+    if (x->why) printf("      not %s: %s\n", x->names, x->why);
+    x->why = NULL;
 }
 
-static void end_skips(explaining *x)
+/* Neighbours with one reason share a line. */
+static void add_skip(explaining *x, const char *row, const char *why)
 {
-    if (x->why) putchar('\n');
-    x->why = NULL;
+    const size_t n = strlen(x->names);
+    if (x->why && strcmp(x->why, why) == 0 && n + strlen(row) + 3 < sizeof x->names) {
+        (void)snprintf(x->names + n, sizeof x->names - n, ", %s", row);
+        return;
+    }
+    print_skips(x);
+    (void)snprintf(x->names, sizeof x->names, "%s", row);
+    x->why = why;
 }
 
 static void print_line(void *ctx, const sop_explain_line *l)
@@ -45,10 +49,10 @@ static void print_line(void *ctx, const sop_explain_line *l)
     explaining *x = ctx;
     char where[24] = "once", scratch[24], time[24] = "";
     if (l->skipped) {
-        print_skip(x, l->skipped->name, l->why ? l->why : "");
+        add_skip(x, l->skipped->name, l->why ? l->why : "");
         return;
     }
-    end_skips(x);
+    print_skips(x);
     if (!l->variant) {
         printf("%-18s %s\n", l->module, l->note ? l->note : "");
         return;
@@ -85,7 +89,7 @@ static void print_memory(const sop_super *s)
 static int explain_run(int n, char **args)
 {
     loaded m;
-    explaining x = {0};
+    explaining x = {.why = NULL};
     const int64_t length = o_length ? o_length : o_tokens;
     (void)n, (void)args;
     if (length < o_tokens)
@@ -102,7 +106,7 @@ static int explain_run(int n, char **args)
     printf("%-18s %-8s %-30s %9s  %10s\n", "module", "where", "variant", "scratch", "predicted");
     const sop_status s =
         sop_super_explain(m.super, (int32_t)o_batch, o_tokens, length, print_line, &x);
-    end_skips(&x);
+    print_skips(&x);
     if (s == SOP_OK) {
         if (x.predicted_s > 0)
             printf("\npredicted for the step: %.3f ms%s\n", 1e3 * x.predicted_s,
