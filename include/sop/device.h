@@ -61,6 +61,10 @@ SOP_API SOP_MUST_USE sop_status sop_device_cpu(int32_t threads, sop_device **out
 typedef void sop_parallel_for(void *ctx, int64_t n, sop_range_fn *fn, const void *arg);
 SOP_API SOP_MUST_USE sop_status sop_device_cpu_on(int32_t threads, sop_parallel_for *run, void *ctx,
                                                   sop_device **out);
+/** An NVIDIA GPU, by its number from 0; it does not see host memory. SOP_E_UNSUPPORTED when superop was
+ * built without CUDA or the card is older than compute capability 8.0, SOP_E_NOT_FOUND when there is
+ * no such card or no driver, with CUDA's words. */
+SOP_API SOP_MUST_USE sop_status sop_device_cuda(int32_t index, sop_device **out);
 SOP_API void sop_device_destroy(sop_device *d);
 
 #ifdef __cplusplus

@@ -46,6 +46,12 @@ enum {
     SOP_CPU_VNNI = 1u << 2,   /* AVX-512 VNNI */
     SOP_CPU_AMX = 1u << 3,    /* AMX tiles with int8 and bf16 */
 };
+/* The same for an NVIDIA GPU. */
+enum {
+    SOP_CUDA_SM80 = 1u << 0,  /* compute capability 8.0 or newer */
+    SOP_CUDA_SM89 = 1u << 1,  /* 8.9 or newer */
+    SOP_CUDA_SM90A = 1u << 2, /* 9.0 exactly: code that uses wgmma runs on no other */
+};
 
 typedef enum sop_device_kind {
     SOP_DEVICE_CPU = 0,
@@ -57,7 +63,7 @@ typedef enum sop_device_kind {
 typedef struct sop_facts {
     uint32_t size;
     int32_t kind;      /* sop_device_kind */
-    uint32_t features; /* SOP_CPU_ bits, or 10 * major + minor of a CUDA device */
+    uint32_t features; /* SOP_CPU_ or SOP_CUDA_ bits */
     int32_t workers;   /* threads of a CPU, multiprocessors of a GPU */
     int64_t l1_bytes, l2_bytes, l3_bytes;
     double read_bytes_s; /* measured ceilings; 0 when not measured */

@@ -19,16 +19,18 @@ static uint32_t probe(void)
 {
     uint32_t flags = 0;
 #if defined(__x86_64__)
+    unsigned a, b, c, d;
     __builtin_cpu_init();
+    /* leaf 1: ecx bit 29 is f16c, a name that clang 14 does not know */
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
+        __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1))
         flags |= SOP_CPU_AVX2;
     if ((flags & SOP_CPU_AVX2) && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
         flags |= SOP_CPU_AVX512;
     if ((flags & SOP_CPU_AVX512) && __builtin_cpu_supports("avx512vnni")) flags |= SOP_CPU_VNNI;
-    unsigned a, b, c, d; /* leaf 7: edx bits 22 amx-bf16, 24 amx-tile, 25 amx-int8 */
+    /* leaf 7: edx bits 22 amx-bf16, 24 amx-tile, 25 amx-int8 */
     if ((flags & SOP_CPU_VNNI) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) &&
         (d >> 24 & 1) && (d >> 25 & 1) && amx_granted())
         flags |= SOP_CPU_AMX;

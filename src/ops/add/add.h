@@ -6,6 +6,7 @@
 
 sop_status sop_add_reference(const sop_call *call, const sop_judge *judge); /* add_ref.c */
 sop_status sop_add_ref(const sop_call *call);
+sop_status sop_add_cuda(const sop_call *call);
 sop_status sop_add_f32_c(const sop_call *call);    /* add_c.c */
 sop_status sop_add_f32_avx2(const sop_call *call); /* add_avx2.c */
 

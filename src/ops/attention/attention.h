@@ -13,6 +13,7 @@
 sop_status sop_attention_reference(const sop_call *call,
                                    const sop_judge *judge); /* attention_ref.c */
 sop_status sop_attention_ref(const sop_call *call);
+sop_status sop_attention_cuda(const sop_call *call);
 sop_status sop_attention_f32_c(const sop_call *call);      /* attention_c.c */
 sop_status sop_attention_flash_avx2(const sop_call *call); /* attention_avx2.c */
 sop_status sop_attention_tiled_avx2(const sop_call *call);

@@ -99,6 +99,10 @@ static const char *takes_all(const void *desc)
 
 /* clang-format off */
 static const sop_row rows[] = {
+#ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "embed_cuda", "cuda", 0, SOP_ROW_INVARIANT,
+     .refuse = takes_all, .run = sop_embed_cuda},
+#endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "embed_c", "c", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_embed_c},
     {sizeof(sop_row), SOP_DEVICE_CPU, "embed_ref", "c", 0, SOP_ROW_REFERENCE | SOP_ROW_INVARIANT,

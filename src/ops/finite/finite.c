@@ -78,6 +78,10 @@ static const char *takes_f32(const void *desc)
 
 /* clang-format off */
 static const sop_row rows[] = {
+#ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "finite_cuda", "cuda", 0, 0,
+     .refuse = takes_all, .run = sop_finite_cuda},
+#endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "finite_f32_avx2", "c", SOP_CPU_AVX2, 0,
      .refuse = takes_f32, .run = sop_finite_f32_avx2},
     {sizeof(sop_row), SOP_DEVICE_CPU, "finite_f32_c", "c", 0, 0,

@@ -94,6 +94,10 @@ static const char *takes_f32(const void *desc)
 
 /* clang-format off */
 static const sop_row rows[] = {
+#ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "gated_cuda", "cuda", 0, SOP_ROW_INVARIANT,
+     .refuse = takes_all, .run = sop_gated_cuda},
+#endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "gated_f32_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .run = sop_gated_f32_avx2},
     {sizeof(sop_row), SOP_DEVICE_CPU, "gated_f32_c", "c", 0, SOP_ROW_INVARIANT,

@@ -10,6 +10,7 @@ enum { SOP_GATED_BLOCK = 512 };
 
 sop_status sop_gated_reference(const sop_call *call, const sop_judge *judge); /* gated_ref.c */
 sop_status sop_gated_ref(const sop_call *call);
+sop_status sop_gated_cuda(const sop_call *call);
 sop_status sop_gated_f32_c(const sop_call *call);    /* gated_c.c */
 sop_status sop_gated_f32_avx2(const sop_call *call); /* gated_avx2.c */
 

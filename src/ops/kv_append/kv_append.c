@@ -158,6 +158,10 @@ static const char *takes_f32(const void *desc)
 
 /* clang-format off */
 static const sop_row rows[] = {
+#ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "kv_append_cuda", "cuda", 0, SOP_ROW_INVARIANT,
+     .refuse = takes_all, .run = sop_kv_append_cuda},
+#endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "kv_append_f32_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .run = sop_kv_append_f32_avx2},
     {sizeof(sop_row), SOP_DEVICE_CPU, "kv_append_c", "c", 0, SOP_ROW_INVARIANT,

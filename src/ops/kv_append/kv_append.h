@@ -7,6 +7,7 @@
 sop_status sop_kv_append_reference(const sop_call *call,
                                    const sop_judge *judge); /* kv_append_ref.c */
 sop_status sop_kv_append_ref(const sop_call *call);
+sop_status sop_kv_append_cuda(const sop_call *call);
 sop_status sop_kv_append_c(const sop_call *call);        /* kv_append_c.c */
 sop_status sop_kv_append_f32_avx2(const sop_call *call); /* kv_append_avx2.c */
 

@@ -6,6 +6,7 @@
 
 sop_status sop_rmsnorm_reference(const sop_call *call, const sop_judge *judge); /* rmsnorm_ref.c */
 sop_status sop_rmsnorm_ref(const sop_call *call);
+sop_status sop_rmsnorm_cuda(const sop_call *call);
 sop_status sop_rmsnorm_f32_c(const sop_call *call);    /* rmsnorm_c.c */
 sop_status sop_rmsnorm_f32_avx2(const sop_call *call); /* rmsnorm_avx2.c */
 

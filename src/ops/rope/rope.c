@@ -123,6 +123,10 @@ static sop_status plan(const void *desc, const int32_t *params, const sop_facts 
 
 /* clang-format off */
 static const sop_row rows[] = {
+#ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "rope_cuda", "cuda", 0, SOP_ROW_INVARIANT,
+     .refuse = takes_all, .run = sop_rope_cuda},
+#endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "rope_f32_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .plan = plan, .run = sop_rope_f32_avx2},
     {sizeof(sop_row), SOP_DEVICE_CPU, "rope_f32_c", "c", 0, SOP_ROW_INVARIANT,

@@ -31,7 +31,7 @@ sop_status sop_sample_ref_plan(const void *desc, const int32_t *params, const so
                                size_t budget, sop_split *split); /* sample_ref.c */
 sop_status sop_sample_reference(const sop_call *call, const sop_judge *judge);
 sop_status sop_sample_ref(const sop_call *call);
-sop_status sop_sample_cuda(const sop_call *call); /* sample_cuda.cu */
+sop_status sop_sample_cuda(const sop_call *call);
 sop_status sop_sample_f32_c(const sop_call *call);    /* sample_c.c */
 sop_status sop_sample_f32_avx2(const sop_call *call); /* sample_avx2.c */
 

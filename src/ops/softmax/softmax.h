@@ -6,6 +6,7 @@
 
 sop_status sop_softmax_reference(const sop_call *call, const sop_judge *judge); /* softmax_ref.c */
 sop_status sop_softmax_ref(const sop_call *call);
+sop_status sop_softmax_cuda(const sop_call *call);
 sop_status sop_softmax_f32_c(const sop_call *call);    /* softmax_c.c */
 sop_status sop_softmax_f32_avx2(const sop_call *call); /* softmax_avx2.c */
 

@@ -1,0 +1,30 @@
+/* core/device_cuda.h: what the launchers of CUDA kernels (ops/.../....cu) need of the device. No CUDA
+ * header here: a stream is a pointer. */
+#ifndef CORE_DEVICE_CUDA_H
+#define CORE_DEVICE_CUDA_H
+
+#include "sop/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A queue of a CUDA device. */
+typedef struct sop_cuda_queue {
+    sop_queue base;
+    void *stream; /* cudaStream_t */
+} sop_cuda_queue;
+
+static inline void *sop_cuda_stream(const sop_call *call)
+{
+    return ((const sop_cuda_queue *)call->queue)->stream;
+}
+
+/* SOP_E_DEVICE with the sentence of a cudaError_t. */
+sop_status sop_cuda_fail(int error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

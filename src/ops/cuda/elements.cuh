@@ -1,0 +1,100 @@
+/* ops/cuda/elements.cuh: device code that kernels share: elements of any type, live counts, sums over a
+ * warp and a block. Sums are trees of a fixed shape, so a result has the same bits in every run. */
+#ifndef OPS_CUDA_ELEMENTS_CUH
+#define OPS_CUDA_ELEMENTS_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "sop/types.h"
+
+#define SOP_DEV static __device__ __forceinline__
+
+SOP_DEV float sop_to_float(float x)
+{
+    return x;
+}
+SOP_DEV float sop_to_float(__half x)
+{
+    return __half2float(x);
+}
+SOP_DEV float sop_to_float(__nv_bfloat16 x)
+{
+    return __bfloat162float(x);
+}
+
+template <typename T> SOP_DEV T sop_from_float(float x);
+template <> __device__ __forceinline__ float sop_from_float<float>(float x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ __half sop_from_float<__half>(float x)
+{
+    return __float2half_rn(x);
+}
+template <> __device__ __forceinline__ __nv_bfloat16 sop_from_float<__nv_bfloat16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
+
+/* Element i of an array whose type is known at run time only: all threads take one branch. */
+SOP_DEV float sop_load_any(const void *p, int32_t dtype, int64_t i)
+{
+    switch (dtype) {
+    case SOP_F16: return __half2float(((const __half *)p)[i]);
+    case SOP_BF16: return __bfloat162float(((const __nv_bfloat16 *)p)[i]);
+    default: return ((const float *)p)[i];
+    }
+}
+SOP_DEV void sop_store_any(void *p, int32_t dtype, int64_t i, float x)
+{
+    switch (dtype) {
+    case SOP_F16: ((__half *)p)[i] = __float2half_rn(x); break;
+    case SOP_BF16: ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x); break;
+    default: ((float *)p)[i] = x;
+    }
+}
+
+/* Live rows: what the operand says, at most most; all without one. */
+SOP_DEV int64_t sop_live_rows(const int32_t *live, int64_t most)
+{
+    if (!live) return most;
+    const int32_t n = *live;
+    return n < 0 ? 0 : n < most ? n : most;
+}
+
+SOP_DEV float sop_warp_sum(float x)
+{
+    for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
+    return x;
+}
+SOP_DEV float sop_warp_max(float x)
+{
+    for (int o = 16; o > 0; o /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, o));
+    return x;
+}
+
+/* Over a block of THREADS; shared holds THREADS / 32 floats and is free again afterwards. All threads
+ * get the result. */
+template <int THREADS> SOP_DEV float sop_block_sum(float x, float *shared)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    x = sop_warp_sum(x);
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    float all = lane < THREADS / 32 ? shared[lane] : 0;
+    __syncthreads();
+    return sop_warp_sum(all);
+}
+template <int THREADS> SOP_DEV float sop_block_max(float x, float *shared)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    x = sop_warp_max(x);
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    float all = lane < THREADS / 32 ? shared[lane] : -INFINITY;
+    __syncthreads();
+    return sop_warp_max(all);
+}
+
+#endif

@@ -1,0 +1,34 @@
+/* ops/cuda/launch.cuh: what every launcher (.cu) uses: the stream of a call, how a launch ended. */
+#ifndef OPS_CUDA_LAUNCH_CUH
+#define OPS_CUDA_LAUNCH_CUH
+
+#include <cuda_runtime.h>
+
+#include "core/device_cuda.h"
+#include "sop/desc.h"
+
+/* Blocks of `each` that hold n; as a grid's extent. */
+static inline unsigned sop_blocks(int64_t n, int64_t each)
+{
+    return (unsigned)((n + each - 1) / each);
+}
+
+static inline cudaStream_t sop_stream(const sop_call *call)
+{
+    return (cudaStream_t)sop_cuda_stream(call);
+}
+
+/* The last word of a launcher. */
+static inline sop_status sop_launched(void)
+{
+    const cudaError_t e = cudaGetLastError();
+    return e == cudaSuccess ? SOP_OK : sop_cuda_fail((int)e);
+}
+
+/* Whether p and n elements from it on can be read in pieces of 16 bytes. */
+static inline bool sop_aligned16(const void *p)
+{
+    return ((uintptr_t)p & 15) == 0;
+}
+
+#endif
