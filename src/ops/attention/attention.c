@@ -221,6 +221,10 @@ static const char *takes_f32(const void *desc)
 
 /* clang-format off */
 static const sop_row rows[] = {
+#ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_cuda", "cuda", 0, SOP_ROW_INVARIANT,
+     .refuse = takes_all, .run = sop_attention_cuda},
+#endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "attention_f32_c", "c", 0, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .plan = sop_attention_plan_flash, .run = sop_attention_f32_c},
     {sizeof(sop_row), SOP_DEVICE_CPU, "attention_ref", "c", 0, SOP_ROW_REFERENCE | SOP_ROW_INVARIANT,
