@@ -219,17 +219,61 @@ static const char *takes_f32(const void *desc)
     return d->q_dtype || d->o_dtype ? "q or o is not f32" : NULL;
 }
 
+/* What all paths share. In the invariant mode flash serves whatever path was asked for: each path has
+ * bits of its own, and which one is a candidate depends on the batch. */
+static const char *takes(const sop_attention_desc *d, uint32_t path, const char *no_candidate)
+{
+    const char *why = takes_f32(d);
+    if (why) return why;
+    if (d->numerics == SOP_NUMERICS_INVARIANT)
+        return path == SOP_ROW_FLASH ? NULL : "the invariant mode keeps to the flash path";
+    return d->paths & path ? NULL : no_candidate;
+}
+
+static const char *takes_flash(const void *desc)
+{
+    return takes(desc, SOP_ROW_FLASH, "the flash path is not a candidate");
+}
+
+static const char *takes_tiled(const void *desc)
+{
+    const sop_attention_desc *d = desc;
+    if (d->tokens > 16 * d->seqs) return "over 16 queries a sequence";
+    return takes(desc, SOP_ROW_TILED, "the tiled path is not a candidate");
+}
+
+static const char *takes_ring(const void *desc)
+{
+    return takes(desc, SOP_ROW_RING, "the ring path is not a candidate");
+}
+
+static const sop_param flash_params[] = {{"rows", 48, 384, 2, 192}};
+static const sop_param tiled_params[] = {{"keys", 128, 1024, 2, 256}};
+static const sop_param ring_params[] = {{"keys", 1024, 16384, 2, 4096}};
+
 /* clang-format off */
+#define PATH(target, needs, path, TRAIT) \
+    {sizeof(sop_row), SOP_DEVICE_CPU, "attention_" #path "_" #target, "c", needs, \
+     SOP_ROW_INVARIANT | (TRAIT), .params = path##_params, .n_params = 1, \
+     .refuse = takes_##path, .plan = sop_attention_plan_##path, \
+     .run = sop_attention_##path##_##target}
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_attention_cuda},
 #endif
+    PATH(avx512, SOP_CPU_AVX2 | SOP_CPU_AVX512, tiled, SOP_ROW_TILED),
+    PATH(avx2, SOP_CPU_AVX2, tiled, SOP_ROW_TILED),
+    PATH(avx512, SOP_CPU_AVX2 | SOP_CPU_AVX512, flash, SOP_ROW_FLASH),
+    PATH(avx2, SOP_CPU_AVX2, flash, SOP_ROW_FLASH),
+    PATH(avx512, SOP_CPU_AVX2 | SOP_CPU_AVX512, ring, SOP_ROW_RING),
+    PATH(avx2, SOP_CPU_AVX2, ring, SOP_ROW_RING),
     {sizeof(sop_row), SOP_DEVICE_CPU, "attention_f32_c", "c", 0, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .plan = sop_attention_plan_flash, .run = sop_attention_f32_c},
     {sizeof(sop_row), SOP_DEVICE_CPU, "attention_ref", "c", 0, SOP_ROW_REFERENCE | SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_attention_ref},
 };
+#undef PATH
 /* clang-format on */
 
 static const char *const cases[] = {

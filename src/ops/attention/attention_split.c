@@ -26,12 +26,12 @@ static size_t starts_bytes(const sop_attention_desc *d)
     return (size_t)round_up((d->seqs + 1) * (int64_t)sizeof(int64_t), 64);
 }
 
-/* Query rows, scores and results of each row; a tile of keys and values; room for alignment. */
+/* What attention_kernel.h draws; attention_c.c needs less. */
 static int64_t core_floats(const sop_attention_desc *d, int64_t queries)
 {
     const int64_t rows = queries * (d->heads / d->kv_heads), tile = SOP_ATTENTION_TILE;
     const int64_t k = round_up(d->k, 16), v = round_up(d->v, 16);
-    return round_up(rows * (k + v + tile + 4) + tile * (k + v), 16) + 64;
+    return round_up(rows * (k + v + 17), 16) + tile * (16 + k + v);
 }
 
 static sop_status plan(const sop_attention_desc *d, const sop_facts *facts, size_t budget,

@@ -1,0 +1,19 @@
+/* The core of attention_kernel.h on vectors of 8 floats. */
+#include "ops/simd/vf_avx2.h"
+
+#include "ops/attention/attention_kernel.h"
+
+sop_status sop_attention_flash_avx2(const sop_call *call)
+{
+    return sop_attention_run(call, attend);
+}
+
+sop_status sop_attention_tiled_avx2(const sop_call *call)
+{
+    return sop_attention_run(call, attend);
+}
+
+sop_status sop_attention_ring_avx2(const sop_call *call)
+{
+    return sop_attention_run(call, attend);
+}
