@@ -20,9 +20,10 @@ static void print_size(char *out, size_t cap, size_t bytes)
 
 typedef struct explaining {
     double predicted_s;
-    int unknown;      /* modules without a prediction */
-    const char *why;  /* of the skips that wait to be printed, or NULL */
-    char names[1024]; /* theirs */
+    int unknown;        /* modules without a prediction */
+    const char *module; /* of the last line */
+    const char *why;    /* of the skips that wait to be printed, or NULL */
+    char names[1024];   /* theirs */
 } explaining;
 
 static void print_skips(explaining *x)
@@ -54,9 +55,11 @@ static void print_line(void *ctx, const sop_explain_line *l)
     }
     print_skips(x);
     if (!l->variant) {
-        printf("%-18s %s\n", l->module, l->note ? l->note : "");
+        const bool same = x->module && strcmp(x->module, l->module) == 0;
+        printf("%-*s %s\n", same ? 5 : 18, same ? "" : l->module, l->note ? l->note : "");
         return;
     }
+    x->module = l->module;
     if (l->layer >= 0 && l->repeats > 1)
         (void)snprintf(where, sizeof where, "x %d", l->repeats);
     else if (l->layer >= 0)

@@ -41,7 +41,7 @@ static int64_t free_pages(const sop_kv *kv, int32_t group)
 static void slots_follow_the_page_list(void)
 {
     sop_kv *kv = make(&plain, 1, 2, 256, 512);
-    int32_t a, b;
+    int32_t a, b = -1;
     CHECK(sop_kv_open(kv, &a) == SOP_OK && sop_kv_open(kv, &b) == SOP_OK);
     append(kv, a, 64);
     append(kv, b, 1);
@@ -89,7 +89,7 @@ static void a_prompt_over_the_context_is_refused_with_both_numbers(void)
 static void without_pages_nothing_has_changed(void)
 {
     sop_kv *kv = make(&plain, 1, 3, 640, 64); /* 1 page and one to waste for each sequence: 4 */
-    int32_t a, b;
+    int32_t a, b = -1;
     CHECK(sop_kv_open(kv, &a) == SOP_OK && sop_kv_open(kv, &b) == SOP_OK);
     append(kv, a, 64);
     append(kv, a, 64);
@@ -105,7 +105,7 @@ static void a_fork_copies_a_shared_page_before_it_writes(void)
 {
     sop_kv *kv = make(&plain, 1, 3, 256, 512);
     const int64_t all = free_pages(kv, 0);
-    int32_t a, b;
+    int32_t a, b = -1;
     CHECK(sop_kv_open(kv, &a) == SOP_OK);
     append(kv, a, 5);
     float *k = sop_kv_pool(kv, 0, 0).data;

@@ -79,7 +79,7 @@ static void the_base_answers(void)
 static void a_second_device_with_its_own_addresses_gives_the_same_bits(void)
 {
     sop_device *cpu, *tagged;
-    sop_planner *planner;
+    sop_planner *planner = NULL;
     int32_t ids[N];
     float *logits = malloc(sizeof base_logits);
     CHECK(sop_device_cpu(2, &cpu) == SOP_OK && sop_planner_create(cpu, "", &planner) == SOP_OK);
