@@ -274,7 +274,7 @@ sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows
     if (!lanes) return sop_fail(SOP_E_NOMEM, "bench: %d rows", n_rows);
     for (int32_t i = 0; i < n_rows && status == SOP_OK; i++) {
         char text[64];
-        const char *why = sop_row_refusal(rows[i], desc, text);
+        const char *why = sop_row_refusal(d, rows[i], desc, text);
         results[i] = (sop_bench_result){0};
         (void)snprintf(results[i].why, sizeof results[i].why, "%s", why ? why : "");
         if (why) continue;

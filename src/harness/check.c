@@ -30,7 +30,19 @@ enum { THREADS = 3 };
 struct sop_checker {
     sop_device *device[THREADS]; /* device i has i + 1 threads */
     sop_queue *queue[THREADS];
+    sop_device *other; /* the caller's, whose rows are checked; NULL: those of the CPU */
+    sop_queue *other_queue;
+    char *slab; /* where its operands lie during a run */
+    size_t slab_bytes;
 };
+
+/* What the runs of a row differ in, as people read it. */
+static const char *who(const struct sop_checker *c, int32_t run)
+{
+    static const char *const threads[THREADS] = {"1 thread", "2 threads", "3 threads"};
+    static const char *const runs[THREADS] = {"the first run", "the second run", "the third run"};
+    return c->other ? runs[run] : threads[run];
+}
 
 enum live { LIVE_ABSENT, LIVE_HALF, LIVE_NONE };
 
@@ -78,10 +90,11 @@ struct setup {
     const struct trial *trial;
     struct operand operands[SOP_MOST_ROLES];
     sop_operand args[SOP_MOST_ROLES];
-    int64_t live;       /* -1: absent */
-    int32_t live_role;  /* -1: none */
-    int32_t same_index; /* index operands do not depend on live */
-    int64_t judged;     /* traits the values are for, -1: none yet */
+    struct guarded packed[SOP_MOST_ROLES]; /* weights in the layout of the row that runs */
+    int64_t live;                          /* -1: absent */
+    int32_t live_role;                     /* -1: none */
+    int32_t same_index;                    /* index operands do not depend on live */
+    int64_t judged;                        /* traits the values are for, -1: none yet */
 };
 
 /* ---- memory ---- */
@@ -369,26 +382,26 @@ static void compare(struct setup *s, const sop_row *row, int32_t role, sop_check
         fault(s, r, "%s changed where nothing is to be written", name);
 }
 
-static void check_surroundings(struct setup *s, int32_t threads, sop_check_result *r)
+static void check_surroundings(struct setup *s, int32_t run, sop_check_result *r)
 {
     for (int32_t i = 0; i < s->op->n_roles; i++) {
         const struct operand *o = &s->operands[i];
         const char *name = s->op->roles[i].name;
         int32_t shared = o->out;
         if (!o->mem.base) continue;
-        if (!guarded_intact(&o->mem)) fault(s, r, "%d threads wrote outside of %s", threads, name);
+        if (!guarded_intact(&o->mem))
+            fault(s, r, "%s wrote outside of %s", who(s->checker, run), name);
         for (int32_t k = 0; k < s->op->n_roles; k++)
             shared |= k != i && s->operands[k].owner == i && s->operands[k].out;
         if (!shared && memcmp(o->mem.data, o->before, o->view.bytes) != 0)
-            fault(s, r, "%d threads changed the input %s", threads, name);
+            fault(s, r, "%s changed the input %s", who(s->checker, run), name);
     }
 }
 
 /* ---- a run ---- */
 
 /* The weights in the row's layout; plain where it has none. */
-static sop_status pack(const struct setup *s, const sop_row *row, struct guarded *packed,
-                       sop_operand *args)
+static sop_status pack(struct setup *s, const sop_row *row, sop_operand *args)
 {
     if (!sop_row_packs(row)) return SOP_OK;
     for (int32_t r = 0; r < s->op->n_roles; r++) {
@@ -396,20 +409,100 @@ static sop_status pack(const struct setup *s, const sop_row *row, struct guarded
         if (!(s->op->roles[r].flags & SOP_ROLE_WEIGHT) || o->view.ndim == 0) continue;
         const int64_t n = o->view.shape[0], half = n / 2 / 16 * 16;
         const size_t bytes = s->op->packed_bytes(s->desc, r, row->layout);
-        SOP_TRY(guarded_new(&packed[r], bytes, 0));
+        SOP_TRY(guarded_new(&s->packed[r], bytes, 0));
         /* in two pieces, the later one first: how a loader's threads may do it */
-        s->op->pack(s->desc, r, row->layout, o->view.data, packed[r].data, half, n);
-        s->op->pack(s->desc, r, row->layout, o->view.data, packed[r].data, 0, half);
-        args[r] = (sop_operand){packed[r].data, bytes};
+        s->op->pack(s->desc, r, row->layout, o->view.data, s->packed[r].data, half, n);
+        s->op->pack(s->desc, r, row->layout, o->view.data, s->packed[r].data, 0, half);
+        args[r] = (sop_operand){s->packed[r].data, bytes};
     }
     return SOP_OK;
 }
 
-static void run_once(struct setup *s, const sop_row *row, const sop_operand *args, int32_t device,
+/* Blocks of the host with their copies on a device that does not see it. */
+struct copies {
+    sop_queue *queue;
+    struct {
+        const struct guarded *host;
+        char *at;
+    } of[SOP_MOST_ROLES + 1];
+    int32_t n;
+};
+
+static size_t whole(const struct guarded *g)
+{
+    return CANARY + g->shift + g->bytes + CANARY;
+}
+
+/* Copies of the blocks, each as far from an address that 256 divides as its original. */
+static sop_status copy_in(struct sop_checker *c, const struct guarded *const *blocks, int32_t n,
+                          struct copies *out)
+{
+    const sop_device_ops *ops = c->other->ops;
+    size_t bytes = 0;
+    *out = (struct copies){.queue = c->other_queue, .n = n};
+    for (int32_t i = 0; i < n; i++) bytes += whole(blocks[i]) + 512;
+    if (bytes > c->slab_bytes) {
+        if (c->slab) ops->release(c->other, c->slab, c->slab_bytes);
+        c->slab = NULL;
+        c->slab_bytes = 0;
+        SOP_TRY(ops->reserve(c->other, 2 * bytes, (void **)&c->slab));
+        c->slab_bytes = 2 * bytes;
+    }
+    char *at = c->slab;
+    for (int32_t i = 0; i < n; i++) {
+        out->of[i].host = blocks[i];
+        out->of[i].at = at + (uintptr_t)blocks[i]->base % 256;
+        SOP_TRY(
+            ops->copy(out->queue, out->of[i].at, blocks[i]->base, whole(blocks[i]), SOP_COPY_IN));
+        at += (whole(blocks[i]) + 511) & ~(size_t)255;
+    }
+    return SOP_OK;
+}
+
+static void *copy_of(const struct copies *c, const void *host)
+{
+    for (int32_t i = 0; i < c->n; i++)
+        if (c->of[i].host->data == host) return c->of[i].at + CANARY + c->of[i].host->shift;
+    return NULL;
+}
+
+static sop_status copy_out(const struct copies *c)
+{
+    const sop_device_ops *ops = c->queue->device->ops;
+    for (int32_t i = 0; i < c->n; i++)
+        SOP_TRY(ops->copy(c->queue, c->of[i].host->base, c->of[i].at, whole(c->of[i].host),
+                          SOP_COPY_OUT));
+    return ops->wait(c->queue);
+}
+
+/* On a device that does not see the host: everything goes there, canaries too, and comes back. */
+static sop_status run_on_copies(struct setup *s, const sop_row *row, const struct guarded *scratch,
+                                sop_call *call)
+{
+    const sop_device_ops *ops = s->checker->other->ops;
+    const struct guarded *blocks[SOP_MOST_ROLES + 1];
+    sop_operand args[SOP_MOST_ROLES];
+    struct copies copies;
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->op->n_roles; i++) {
+        if (!call->args[i].data || s->operands[i].owner != i) continue;
+        blocks[n++] = s->packed[i].base ? &s->packed[i] : &s->operands[i].mem;
+    }
+    blocks[n++] = scratch;
+    SOP_TRY(copy_in(s->checker, blocks, n, &copies));
+    for (int32_t i = 0; i < s->op->n_roles; i++)
+        args[i] = (sop_operand){copy_of(&copies, call->args[i].data), call->args[i].bytes};
+    call->args = args;
+    call->scratch = copy_of(&copies, scratch->data);
+    SOP_TRY(ops->submit(call->queue, row, call));
+    return copy_out(&copies);
+}
+
+static void run_once(struct setup *s, const sop_row *row, const sop_operand *args, int32_t run,
                      sop_check_result *r)
 {
-    sop_device *d = s->checker->device[device];
-    sop_queue *q = s->checker->queue[device];
+    sop_checker *c = s->checker;
+    sop_device *d = c->other ? c->other : c->device[run];
     sop_facts facts;
     sop_split split = {{0}, 0};
     struct guarded scratch = {0};
@@ -420,31 +513,36 @@ static void run_once(struct setup *s, const sop_row *row, const sop_operand *arg
     if (status == SOP_OK) status = guarded_new(&scratch, split.scratch_bytes, 0);
     if (status == SOP_OK && row->prepare) status = row->prepare(s->desc, d, &prepared);
     if (status == SOP_OK) {
-        const sop_call call = {.size = sizeof call,
-                               .n_args = (uint32_t)s->op->n_roles,
-                               .desc = s->desc,
-                               .args = args,
-                               .split = &split,
-                               .prepared = prepared,
-                               .scratch = scratch.data,
-                               .queue = q};
-        status = d->ops->submit(q, row, &call);
-        if (status == SOP_OK) status = d->ops->wait(q);
+        sop_call call = {.size = sizeof call,
+                         .n_args = (uint32_t)s->op->n_roles,
+                         .desc = s->desc,
+                         .args = args,
+                         .split = &split,
+                         .prepared = prepared,
+                         .scratch = scratch.data,
+                         .queue = c->other ? c->other_queue : c->queue[run]};
+        if (d->ops->sees_host(d)) {
+            status = d->ops->submit(call.queue, row, &call);
+            if (status == SOP_OK) status = d->ops->wait(call.queue);
+        } else {
+            status = run_on_copies(s, row, &scratch, &call);
+        }
     }
     if (row->release && prepared) row->release(prepared);
     if (status != SOP_OK)
-        fault(s, r, "%d threads: %s: %s", device + 1, sop_status_text(status), sop_last_error());
+        fault(s, r, "%s: %s: %s", who(c, run), sop_status_text(status), sop_last_error());
     else if (!guarded_intact(&scratch))
-        fault(s, r, "%d threads wrote outside of the scratch", device + 1);
+        fault(s, r, "%s wrote outside of the scratch", who(c, run));
     free(scratch.base);
 }
 
-static void same_bits(const struct setup *s, int32_t threads, sop_check_result *r)
+static void same_bits(const struct setup *s, int32_t run, sop_check_result *r)
 {
     for (int32_t i = 0; i < s->op->n_roles; i++) {
         const struct operand *o = &s->operands[i];
         if (o->out && o->view.ndim > 0 && memcmp(o->view.data, o->first, o->view.bytes) != 0)
-            fault(s, r, "%s differs between 1 and %d threads", s->op->roles[i].name, threads);
+            fault(s, r, "%s differs between %s and %s", s->op->roles[i].name, who(s->checker, 0),
+                  who(s->checker, run));
     }
 }
 
@@ -471,19 +569,19 @@ static void same_rows(struct setup *s, const sop_row *row, const sop_operand *wi
 
 static sop_status check_row(struct setup *s, const sop_row *row, sop_check_result *r)
 {
-    struct guarded packed[SOP_MOST_ROLES] = {0};
     sop_operand args[SOP_MOST_ROLES];
     memcpy(args, s->args, sizeof args);
+    memset(s->packed, 0, sizeof s->packed);
     sop_status status = judge(s, row->traits);
-    if (status == SOP_OK) status = pack(s, row, packed, args);
+    if (status == SOP_OK) status = pack(s, row, args);
     for (int32_t d = 0; d < THREADS && status == SOP_OK && r->verdict == SOP_CHECK_PASS; d++) {
         run_once(s, row, args, d, r);
-        check_surroundings(s, d + 1, r);
+        check_surroundings(s, d, r);
         for (int32_t i = 0; i < s->op->n_roles; i++)
-            if (packed[i].base && !guarded_intact(&packed[i]))
+            if (s->packed[i].base && !guarded_intact(&s->packed[i]))
                 fault(s, r, "something wrote outside of the packed %s", s->op->roles[i].name);
         if (d > 0) {
-            same_bits(s, d + 1, r);
+            same_bits(s, d, r);
             continue;
         }
         for (int32_t i = 0; i < s->op->n_roles; i++)
@@ -495,7 +593,7 @@ static sop_status check_row(struct setup *s, const sop_row *row, sop_check_resul
     if (status == SOP_OK && r->verdict == SOP_CHECK_PASS && s->live >= 0 && s->same_index &&
         (row->traits & SOP_ROW_INVARIANT))
         same_rows(s, row, args, r);
-    for (int32_t i = 0; i < s->op->n_roles; i++) free(packed[i].base);
+    for (int32_t i = 0; i < s->op->n_roles; i++) free(s->packed[i].base);
     r->trials++;
     return status;
 }
@@ -515,10 +613,11 @@ static sop_status reference_is_whole(const struct setup *s)
     return SOP_OK;
 }
 
-static void result_init(sop_check_result *r, const sop_row *row, const void *desc)
+static void result_init(const sop_checker *c, sop_check_result *r, const sop_row *row,
+                        const void *desc)
 {
     char text[64];
-    const char *why = sop_row_refusal(row, desc, text);
+    const char *why = sop_row_refusal(c->other ? c->other : c->device[0], row, desc, text);
     *r = (sop_check_result){.verdict = why ? SOP_CHECK_SKIP : SOP_CHECK_PASS};
     (void)snprintf(r->why, sizeof r->why, "%s", why ? why : "");
 }
@@ -531,7 +630,7 @@ sop_status sop_check(sop_checker *c, const sop_op *op, const sop_row *const *row
         return sop_fail(SOP_E_LIMIT,
                         "check: %s has %d roles and a desc of %u bytes, at most %d, %d", op->name,
                         op->n_roles, op->desc_bytes, SOP_MOST_ROLES, SOP_MOST_DESC_BYTES);
-    for (int32_t i = 0; i < n_rows; i++) result_init(&results[i], rows[i], desc);
+    for (int32_t i = 0; i < n_rows; i++) result_init(c, &results[i], rows[i], desc);
     op->cost(desc, &cost);
     const int32_t n = cost.flops > large_flops ? 2 : SOP_N(trials);
     for (int32_t t = 0; t < n; t++) {
@@ -548,21 +647,34 @@ sop_status sop_check(sop_checker *c, const sop_op *op, const sop_row *const *row
     return SOP_OK;
 }
 
-sop_status sop_checker_create(sop_checker **out)
+static sop_status create(sop_device *other, sop_checker **out)
 {
     sop_checker *c = calloc(1, sizeof *c);
     sop_status status = c ? SOP_OK : sop_fail(SOP_E_NOMEM, "check: a checker");
     *out = NULL;
+    if (c) c->other = other;
     for (int32_t i = 0; i < THREADS && status == SOP_OK; i++) {
-        status = sop_device_cpu(i + 1, &c->device[i]);
+        status = sop_device_cpu(other ? 0 : i + 1, &c->device[i]);
         if (status == SOP_OK) status = c->device[i]->ops->queue_create(c->device[i], &c->queue[i]);
+        if (other) break; /* for the reference alone */
     }
+    if (status == SOP_OK && other) status = other->ops->queue_create(other, &c->other_queue);
     if (status != SOP_OK) {
         sop_checker_destroy(c);
         return status;
     }
     *out = c;
     return SOP_OK;
+}
+
+sop_status sop_checker_create(sop_checker **out)
+{
+    return create(NULL, out);
+}
+
+sop_status sop_checker_create_on(sop_device *d, sop_checker **out)
+{
+    return create(d, out);
 }
 
 void sop_checker_destroy(sop_checker *c)
@@ -572,5 +684,7 @@ void sop_checker_destroy(sop_checker *c)
         if (c->queue[i]) c->device[i]->ops->queue_destroy(c->queue[i]);
         sop_device_destroy(c->device[i]);
     }
+    if (c->slab) c->other->ops->release(c->other, c->slab, c->slab_bytes);
+    if (c->other_queue) c->other->ops->queue_destroy(c->other_queue);
     free(c);
 }

@@ -39,6 +39,8 @@ typedef struct sop_check_result {
 
 typedef struct sop_checker sop_checker; /* CPU devices with 1, 2 and 3 threads */
 sop_status sop_checker_create(sop_checker **out);
+/* The rows of another device instead: three runs give the same bits. d outlives the checker. */
+sop_status sop_checker_create_on(sop_device *d, sop_checker **out);
 void sop_checker_destroy(sop_checker *c);
 
 /* Check rows [n_rows] of op at one desc; results [n_rows]. SOP_E_NOMEM and SOP_E_INTERNAL (a broken

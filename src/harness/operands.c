@@ -118,11 +118,14 @@ int32_t sop_droppable(const sop_op *op, int32_t role)
     return v.ndim > 0;
 }
 
-const char *sop_row_refusal(const sop_row *row, const void *desc, char *text)
+const char *sop_row_refusal(const sop_device *d, const sop_row *row, const void *desc, char *text)
 {
-    if (row->device != SOP_DEVICE_CPU) return "runs on another device";
+    sop_facts facts;
+    d->ops->facts(d, &facts);
+    if (row->device != facts.kind) return "runs on another device";
     if (row->span) return "covers several modules";
-    if (row->needs & ~sop_cpu_features()) {
+    if (row->needs & ~facts.features) {
+        if (facts.kind != SOP_DEVICE_CPU) return "needs another card";
         (void)snprintf(text, 64, "needs %s", sop_cpu_text(row->needs));
         return text;
     }
