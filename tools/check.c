@@ -7,6 +7,7 @@
 
 static bool o_all;
 static const char *o_variant;
+static int32_t o_device;
 
 static int passed, failed, skipped;
 
@@ -44,12 +45,14 @@ static void print_tally(const sop_row *row, const row_tally *t)
     passed += t->passed, failed += t->failed, skipped += t->skipped;
 }
 
-/* The rows of an op that --variant asks for. */
+/* The rows of an op that --variant asks for, or all of the device. */
 static int chosen_rows(const sop_op *op, const sop_row **rows)
 {
     int n = 0;
     for (int i = 0; i < op->n_rows && n < MOST_ROWS; i++)
-        if (!o_variant || strcmp(op->rows[i].name, o_variant) == 0) rows[n++] = &op->rows[i];
+        if (o_variant ? strcmp(op->rows[i].name, o_variant) == 0
+                      : op->rows[i].device == cli_device_kind(o_device))
+            rows[n++] = &op->rows[i];
     return n;
 }
 
@@ -121,11 +124,17 @@ static int check_run(int n, char **args)
                         one->name);
     if (code) return code;
     if (!one) one = of_variant;
-    const sop_status s = sop_checker_create(&c);
-    if (s != SOP_OK) return cli_status(s);
+    sop_device *other = NULL;
+    sop_status s = cli_device(o_device, &other);
+    if (s == SOP_OK) s = other ? sop_checker_create_on(other, &c) : sop_checker_create(&c);
+    if (s != SOP_OK) {
+        sop_device_destroy(other);
+        return cli_status(s);
+    }
     for (const sop_op *const *op = sop_ops(); *op && !code; op++)
         if (!one || *op == one) code = check_op(c, *op, n ? n - 1 : 0, args + 1);
     sop_checker_destroy(c);
+    sop_device_destroy(other);
     if (code) return code;
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed ? CLI_FAILED : CLI_OK;
@@ -134,6 +143,7 @@ static int check_run(int n, char **args)
 static const cli_option options[] = {
     {"all", 'a', CLI_FLAG, &o_all, NULL, .help = "every operator"},
     {"variant", 'v', CLI_TEXT, &o_variant, "NAME", .help = "this variant only"},
+    {"device", 0, CLI_WORD, &o_device, CLI_DEVICES, .help = "whose variants (cpu)"},
 };
 
 const cli_verb verb_check = {

@@ -193,6 +193,17 @@ int cli_op(const char *name, const sop_op **out)
     return cli_unknown("operator", name, names, n);
 }
 
+int32_t cli_device_kind(int32_t word)
+{
+    return word ? SOP_DEVICE_CUDA : SOP_DEVICE_CPU;
+}
+
+sop_status cli_device(int32_t word, sop_device **out)
+{
+    *out = NULL;
+    return word ? sop_device_cuda(0, out) : SOP_OK;
+}
+
 int cli_desc(const sop_op *op, int n, char **args, void **desc)
 {
     size_t bytes = 1;

@@ -12,6 +12,7 @@
 
 #include <jansson.h>
 
+#include "sop/device.h"
 #include "sop/tokenizer.h"
 #include "sop/variant.h"
 
@@ -71,6 +72,12 @@ int cli_unknown(const char *what, const char *given, const char *const *known, i
  * free. Both return an exit code. */
 int cli_op(const char *name, const sop_op **out);
 int cli_desc(const sop_op *op, int n, char **args, void **desc);
+
+/* --device, a CLI_WORD: its words; the kind of rows; the device, the caller's to destroy, or NULL for
+ * the CPU. */
+#define CLI_DEVICES "cpu|cuda"
+int32_t cli_device_kind(int32_t word);
+sop_status cli_device(int32_t word, sop_device **out);
 
 /* A file (or "-", standard input) whole and zero-terminated; *out is the caller's to free. Returns an
  * exit code. */

@@ -29,7 +29,8 @@ int loaded_open(loaded *m, const sop_limits *limits)
     if (code) return code;
     sop_status s = config_of(&config);
     if (!sizes.ctx) sizes.ctx = config.ctx;
-    if (s == SOP_OK) s = sop_runtime_create(&config, NULL, NULL, &m->runtime);
+    if (s == SOP_OK) s = cli_device(loaded_device, &m->device);
+    if (s == SOP_OK) s = sop_runtime_create(&config, m->device, NULL, &m->runtime);
     if (s == SOP_OK) s = sop_model_open(m->runtime, path, &m->model);
     if (s == SOP_OK) s = sop_tokenizer_open(path, &m->tokenizer);
     if (s == SOP_OK) s = sop_model_super(m->model, &sizes, &m->super);
@@ -51,6 +52,7 @@ void loaded_close(loaded *m)
     sop_tokenizer_close(m->tokenizer);
     sop_model_close(m->model);
     sop_runtime_destroy(m->runtime);
+    sop_device_destroy(m->device);
 }
 
 void loaded_measure(loaded *m)
