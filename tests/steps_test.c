@@ -154,7 +154,7 @@ static void the_process_holds_what_was_predicted(void)
     CHECK(memcmp(&predicted, &held, sizeof held) == 0);
     CHECK(predicted.pools == predicted.weights + predicted.kv + predicted.buffers +
                                  predicted.scratch + predicted.inputs);
-    static const int32_t sizes[] = {60, 1, 0};
+    static const int32_t sizes[] = {50, 1, 0};
     float logits[VOCAB];
     feed(s, 3, sizes, logits);
     const double real = status_mb("VmHWM"), said = (double)predicted.process * 0x1p-20;
