@@ -16,6 +16,9 @@ const char *sop_linear_q8x_refuse(const void *desc);
 sop_status sop_linear_q8x_avx2_plan(const void *desc, const int32_t *params, const sop_facts *facts,
                                     size_t budget, sop_split *split);
 sop_status sop_linear_q8x_avx2(const sop_call *call);
+sop_status sop_linear_q8x_vnni_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                    size_t budget, sop_split *split);
+sop_status sop_linear_q8x_vnni(const sop_call *call); /* linear_q8x_vnni.c */
 
 /* float32 activations: linear_f32x_avx2.c, linear_f32x_avx512.c */
 const char *sop_linear_f32x_refuse(const void *desc);

@@ -9,8 +9,6 @@
  * tokens run past it, PANELS * WIDEST * 16 sums in registers. A sum is one chain of fused
  * multiply-adds in the order of k, kept in y between two pieces of k: so a token's bits depend neither
  * on how many there are nor on the width of the vectors. */
-#include <string.h>
-
 #include "core/op.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/panels.h"
@@ -166,45 +164,7 @@ static void decode(int32_t dtype, const uint8_t *w, int64_t k0, int64_t kn, floa
     }
 }
 
-/* ---- 16 sums to and from y: the first `columns` of them ---- */
-
-INLINE void zero16(float *to)
-{
-    for (int v = 0; v < NV; v++) vf_store(to + VF * v, vf_zero());
-}
-
-INLINE void copy16(float *to, const float *from, int64_t columns)
-{
-    if (columns >= R)
-        for (int v = 0; v < NV; v++) vf_store(to + VF * v, vf_load(from + VF * v));
-    else
-        memcpy(to, from, (size_t)columns * 4);
-}
-
-INLINE void add16(float *to, const float *from, int64_t columns)
-{
-    for (int i = 0; i < R && i < columns; i++) to[i] += from[i];
-}
-
 /* ---- multiply ---- */
-
-/* Panel i of the call: its weight, its bytes, its columns of y. */
-struct at {
-    const struct sop_part *part;
-    const uint8_t *w;
-    const float *bias;
-    float *y;
-    int64_t columns;
-};
-
-static struct at panel_at(const sop_panels *p, int64_t i)
-{
-    const struct sop_part *part = sop_panels_find(p, i);
-    const int64_t n = i - part->first;
-    return (struct at){part, part->w + (size_t)n * part->panel_bytes,
-                       part->bias ? part->bias + n * R : NULL, p->y + part->at + n * R,
-                       part->n - n * R};
-}
 
 /* n tokens of x [kn][n] past the panels w [PANELS][KC][16], onto sums [n][PANELS][16]. */
 INLINE void tile(const float *w, const float *x, int64_t kn, const int n, float *sums)
@@ -274,27 +234,23 @@ static void some_panels(const void *arg, int64_t begin, int64_t end, int32_t wor
         const int64_t kn = p->k - k0 < KC ? p->k - k0 : KC;
         for (int64_t i = begin * PANELS; i < end * PANELS && i < p->n_panels; i += PANELS) {
             const int64_t panels = p->n_panels - i < PANELS ? p->n_panels - i : PANELS;
-            struct at at[PANELS];
+            sop_panel at[PANELS];
             for (int64_t c = 0; c < PANELS; c++) {
-                at[c] = panel_at(p, c < panels ? i + c : i);
-                decode(at[c].part->dtype, at[c].w, k0, kn, w + c * KC * R);
+                at[c] = sop_panel_at(p, c < panels ? i + c : i);
+                decode(at[c].dtype, at[c].w, k0, kn, w + c * KC * R);
             }
             for (int64_t t = 0, n; t < p->tokens; t += n) {
                 _Alignas(64) float sums[WIDEST][PANELS][R];
                 n = sop_tile_width(WIDEST, p->tokens - t);
                 for (int64_t r = 0; r < n; r++)
                     for (int64_t c = 0; c < PANELS; c++)
-                        if (k0 == 0 || c >= panels)
-                            zero16(sums[r][c]);
-                        else
-                            copy16(sums[r][c], at[c].y + (t + r) * p->y_stride, at[c].columns);
+                        sop_sums_get(sums[r][c], at[c].y + (t + r) * p->y_stride,
+                                     k0 && c < panels ? at[c].columns : 0);
                 any_tile(w, job->x + t * p->k + k0 * n, kn, n, sums[0][0]);
                 for (int64_t r = 0; r < n; r++)
-                    for (int64_t c = 0; c < panels; c++) {
-                        if (k0 + kn == p->k && at[c].bias)
-                            add16(sums[r][c], at[c].bias, at[c].columns);
-                        copy16(at[c].y + (t + r) * p->y_stride, sums[r][c], at[c].columns);
-                    }
+                    for (int64_t c = 0; c < panels; c++)
+                        sop_sums_put(at[c].y + (t + r) * p->y_stride, sums[r][c], at[c].columns,
+                                     k0 + kn == p->k ? at[c].bias : NULL);
             }
         }
     }

@@ -193,7 +193,7 @@ INLINE void direct8(int32_t dtype, const uint8_t *w, const sop_acts *a, int64_t 
     for (int64_t b = 0; b < a->k / 32 / groups; b++, w += step) {
         const uint8_t *q = w + head_bytes(dtype);
         for (int g = 0; g < groups; g++, q += group_bytes(dtype), x += 32 * n, d8 += n, s8 += n) {
-            prefetch(q, group_bytes(dtype));
+            prefetch(g ? q : w, g ? group_bytes(dtype) : (size_t)(q - w) + group_bytes(dtype));
             UNROLL for (int h = 0; h < 2; h++)
             {
                 const uint8_t *qs = q + (has5(dtype) ? 64 : 0) + 32 * h;
@@ -311,20 +311,50 @@ INLINE void direct_q6_k(const uint8_t *w, const sop_acts *a, int64_t t, const in
         }
 }
 
-INLINE void direct_n(int32_t dtype, const uint8_t *w, const sop_acts *a, int64_t t, const int n,
-                     __m256 f[WIDEST][2])
-{
-    UNROLL for (int r = 0; r < n; r++) f[r][0] = f[r][1] = _mm256_setzero_ps();
-    switch (dtype) {
-    case SOP_Q8_0: direct_q8_0(w, a, t, n, f); break;
-    case SOP_Q6_K: direct_q6_k(w, a, t, n, f); break;
-    case SOP_Q4_0: direct8(SOP_Q4_0, w, a, t, n, f); break;
-    case SOP_Q4_1: direct8(SOP_Q4_1, w, a, t, n, f); break;
-    case SOP_Q5_0: direct8(SOP_Q5_0, w, a, t, n, f); break;
-    case SOP_Q5_1: direct8(SOP_Q5_1, w, a, t, n, f); break;
-    case SOP_Q4_K: direct8(SOP_Q4_K, w, a, t, n, f); break;
-    default: direct8(SOP_Q5_K, w, a, t, n, f); break;
+/* A function for each format and width: within a larger one the sums do not stay in registers. */
+typedef void direct_fn(const uint8_t *w, const sop_acts *a, int64_t t, float *sums);
+#define DIRECT_N(type, n, body) \
+    static void direct_##type##_##n(const uint8_t *w, const sop_acts *a, int64_t t, float *sums) \
+    { \
+        __m256 f[WIDEST][2]; \
+        UNROLL for (int r = 0; r < n; r++) f[r][0] = f[r][1] = _mm256_setzero_ps(); \
+        body; \
+        UNROLL for (int r = 0; r < n; r++) UNROLL for (int h = 0; h < 2; h++) \
+            _mm256_storeu_ps(sums + R * r + 8 * h, f[r][h]); \
     }
+#define DIRECT(type) \
+    DIRECT_N(type, 1, direct8(SOP_##type, w, a, t, 1, f)) \
+    DIRECT_N(type, 2, direct8(SOP_##type, w, a, t, 2, f)) \
+    DIRECT_N(type, 4, direct8(SOP_##type, w, a, t, 4, f))
+DIRECT(Q4_0)
+DIRECT(Q4_1)
+DIRECT(Q5_0)
+DIRECT(Q5_1)
+DIRECT(Q4_K)
+DIRECT(Q5_K)
+DIRECT_N(Q8_0, 1, direct_q8_0(w, a, t, 1, f))
+DIRECT_N(Q8_0, 2, direct_q8_0(w, a, t, 2, f))
+DIRECT_N(Q8_0, 4, direct_q8_0(w, a, t, 4, f))
+DIRECT_N(Q6_K, 1, direct_q6_k(w, a, t, 1, f))
+DIRECT_N(Q6_K, 2, direct_q6_k(w, a, t, 2, f))
+DIRECT_N(Q6_K, 4, direct_q6_k(w, a, t, 4, f))
+
+static direct_fn *direct_of(int32_t dtype, int64_t n)
+{
+#define ONE(type) \
+    case SOP_##type: \
+        return n == 1 ? direct_##type##_1 : n == 2 ? direct_##type##_2 : direct_##type##_4
+    switch (dtype) {
+        ONE(Q8_0);
+        ONE(Q6_K);
+        ONE(Q4_0);
+        ONE(Q4_1);
+        ONE(Q5_0);
+        ONE(Q5_1);
+        ONE(Q4_K);
+    default: ONE(Q5_K);
+    }
+#undef ONE
 }
 
 /* ---- more tokens: unpack, then tiles ---- */
@@ -423,9 +453,10 @@ static void unpack(int32_t dtype, const uint8_t *w, int64_t blocks, struct unpac
     }
 }
 
-/* n tokens from token t, k0 to k0 + 32 * blocks; chain: quads that fit an int16 sum. */
+/* n tokens from token t, k0 to k0 + 32 * blocks, onto sums [n][16], which stay in memory: the integer
+ * sums need the registers. chain: quads that fit an int16. */
 INLINE void tile8(const struct unpacked *w, const sop_acts *a, int64_t t, int64_t k0,
-                  int64_t blocks, const int n, const int chain, __m256 f[WIDEST][2])
+                  int64_t blocks, const int n, const int chain, float *sums)
 {
     const int8_t *x = a->q8 + t * a->k + k0 * n;
     const float *d8 = a->d8 + t * (a->k / 32) + k0 / 32 * n;
@@ -458,14 +489,17 @@ INLINE void tile8(const struct unpacked *w, const sop_acts *a, int64_t t, int64_
         UNROLL for (int h = 0; h < 2; h++)
         {
             const __m256 d = _mm256_load_ps(w->d[b] + 8 * h), m = _mm256_load_ps(w->m[b] + 8 * h);
-            UNROLL for (int r = 0; r < n; r++) f[r][h] =
-                end8(f[r][h], total[r][h], d, m, d8[r], s8[r]);
+            UNROLL for (int r = 0; r < n; r++)
+            {
+                float *f = sums + R * r + 8 * h;
+                _mm256_storeu_ps(f, end8(_mm256_loadu_ps(f), total[r][h], d, m, d8[r], s8[r]));
+            }
         }
     }
 }
 
 INLINE void tile16(const struct unpacked *w, const sop_acts *a, int64_t t, int64_t k0,
-                   int64_t blocks, const int n, __m256 f[WIDEST][2])
+                   int64_t blocks, const int n, float *sums)
 {
     const int16_t *x = a->q16 + t * a->k + k0 * n;
     const float *d16 = a->d16 + t * (a->k / 32) + k0 / 32 * n;
@@ -490,62 +524,45 @@ INLINE void tile16(const struct unpacked *w, const sop_acts *a, int64_t t, int64
         UNROLL for (int h = 0; h < 2; h++)
         {
             const __m256 d = _mm256_load_ps(w->d[b] + 8 * h);
-            UNROLL for (int r = 0; r < n; r++) f[r][h] = end16(f[r][h], s[r][h], d, d16[r]);
+            UNROLL for (int r = 0; r < n; r++)
+            {
+                float *f = sums + R * r + 8 * h;
+                _mm256_storeu_ps(f, end16(_mm256_loadu_ps(f), s[r][h], d, d16[r]));
+            }
         }
     }
 }
 
-/* ---- sums to and from y ---- */
+/* 16 bits, 4 bits and 5 bits. */
+typedef void tile_fn(const struct unpacked *w, const sop_acts *a, int64_t t, int64_t k0,
+                     int64_t blocks, float *sums);
+#define TILE_N(kind, n, body) \
+    static void tile_##kind##_##n(const struct unpacked *w, const sop_acts *a, int64_t t, \
+                                  int64_t k0, int64_t blocks, float *sums) \
+    { \
+        body; \
+    }
+#define TILE(n) \
+    TILE_N(16, n, tile16(w, a, t, k0, blocks, n, sums)) \
+    TILE_N(8, n, tile8(w, a, t, k0, blocks, n, 8, sums)) \
+    TILE_N(5, n, tile8(w, a, t, k0, blocks, n, 4, sums))
+TILE(1)
+TILE(2)
+TILE(4)
+
+static tile_fn *tile_of(int32_t dtype, int64_t n)
+{
+    if (is16(dtype)) return n == 1 ? tile_16_1 : n == 2 ? tile_16_2 : tile_16_4;
+    if (has5(dtype)) return n == 1 ? tile_5_1 : n == 2 ? tile_5_2 : tile_5_4;
+    return n == 1 ? tile_8_1 : n == 2 ? tile_8_2 : tile_8_4;
+}
+
+/* ---- the loops over panels ---- */
 
 struct job {
     sop_panels p;
     sop_acts a;
 };
-
-/* 16 columns of token t, from column `at` on; rows of the weight past its end are left out. */
-INLINE void store16(float *y, int64_t columns, const float *bias, const __m256 f[2])
-{
-    float v[R], b[R] = {0};
-    if (columns >= R) {
-        for (int h = 0; h < 2; h++)
-            _mm256_storeu_ps(y + 8 * h,
-                             bias ? _mm256_add_ps(f[h], _mm256_loadu_ps(bias + 8 * h)) : f[h]);
-        return;
-    }
-    if (bias) memcpy(b, bias, (size_t)columns * 4);
-    for (int h = 0; h < 2; h++)
-        _mm256_storeu_ps(v + 8 * h, bias ? _mm256_add_ps(f[h], _mm256_loadu_ps(b + 8 * h)) : f[h]);
-    memcpy(y, v, (size_t)columns * 4);
-}
-
-INLINE void load16(const float *y, int64_t columns, __m256 f[2])
-{
-    float v[R] = {0};
-    if (columns < R) {
-        memcpy(v, y, (size_t)columns * 4);
-        y = v;
-    }
-    f[0] = _mm256_loadu_ps(y);
-    f[1] = _mm256_loadu_ps(y + 8);
-}
-
-/* Panel i of the call: its weight, its bytes, its columns of y. */
-struct at {
-    const struct sop_part *part;
-    const uint8_t *w;
-    const float *bias;
-    float *y;
-    int64_t columns;
-};
-
-static struct at panel_at(const sop_panels *p, int64_t i)
-{
-    const struct sop_part *part = sop_panels_find(p, i);
-    const int64_t n = i - part->first;
-    return (struct at){part, part->w + (size_t)n * part->panel_bytes,
-                       part->bias ? part->bias + n * R : NULL, p->y + part->at + n * R,
-                       part->n - n * R};
-}
 
 static void few_tokens(const void *arg, int64_t begin, int64_t end, int32_t worker)
 {
@@ -553,30 +570,15 @@ static void few_tokens(const void *arg, int64_t begin, int64_t end, int32_t work
     const sop_panels *p = &job->p;
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        const struct at at = panel_at(p, i);
+        const sop_panel at = sop_panel_at(p, i);
         for (int64_t t = 0, n; t < p->tokens; t += n) {
-            __m256 f[WIDEST][2];
+            float sums[WIDEST][R];
             n = sop_tile_width(WIDEST, p->tokens - t);
-            switch (n) {
-            case 1: direct_n(at.part->dtype, at.w, &job->a, t, 1, f); break;
-            case 2: direct_n(at.part->dtype, at.w, &job->a, t, 2, f); break;
-            default: direct_n(at.part->dtype, at.w, &job->a, t, 4, f); break;
-            }
+            direct_of(at.dtype, n)(at.w, &job->a, t, sums[0]);
             for (int64_t r = 0; r < n; r++)
-                store16(at.y + (t + r) * p->y_stride, at.columns, at.bias, f[r]);
+                sop_sums_put(at.y + (t + r) * p->y_stride, sums[r], at.columns, at.bias);
         }
     }
-}
-
-INLINE void tile(const struct unpacked *w, int32_t dtype, const sop_acts *a, int64_t t, int64_t k0,
-                 int64_t blocks, const int n, __m256 f[WIDEST][2])
-{
-    if (is16(dtype))
-        tile16(w, a, t, k0, blocks, n, f);
-    else if (has5(dtype))
-        tile8(w, a, t, k0, blocks, n, 4, f);
-    else
-        tile8(w, a, t, k0, blocks, n, 8, f);
 }
 
 static void many_tokens(const void *arg, int64_t begin, int64_t end, int32_t worker)
@@ -588,27 +590,20 @@ static void many_tokens(const void *arg, int64_t begin, int64_t end, int32_t wor
     for (int64_t k0 = 0; k0 < p->k; k0 += KC) {
         const int64_t kn = p->k - k0 < KC ? p->k - k0 : KC;
         for (int64_t i = begin; i < end; i++) {
-            const struct at at = panel_at(p, i);
-            const int64_t block = sop_panel_block(at.part->dtype);
-            unpack(at.part->dtype,
-                   at.w + (size_t)(k0 / block) * sop_panel_block_bytes(at.part->dtype), kn / block,
-                   &w);
+            const sop_panel at = sop_panel_at(p, i);
+            const int64_t block = sop_panel_block(at.dtype);
+            unpack(at.dtype, at.w + (size_t)(k0 / block) * sop_panel_block_bytes(at.dtype),
+                   kn / block, &w);
             for (int64_t t = 0, n; t < p->tokens; t += n) {
-                float *y = at.y + t * p->y_stride;
-                __m256 f[WIDEST][2];
+                float *y = at.y + t * p->y_stride, sums[WIDEST][R];
                 n = sop_tile_width(WIDEST, p->tokens - t);
-                for (int64_t r = 0; r < n; r++) {
-                    f[r][0] = f[r][1] = _mm256_setzero_ps();
-                    if (k0) load16(y + r * p->y_stride, at.columns, f[r]);
-                }
-                switch (n) {
-                case 1: tile(&w, at.part->dtype, &job->a, t, k0, kn / 32, 1, f); break;
-                case 2: tile(&w, at.part->dtype, &job->a, t, k0, kn / 32, 2, f); break;
-                default: tile(&w, at.part->dtype, &job->a, t, k0, kn / 32, 4, f); break;
-                }
                 for (int64_t r = 0; r < n; r++)
-                    store16(y + r * p->y_stride, at.columns, k0 + kn == p->k ? at.bias : NULL,
-                            f[r]);
+                    sop_sums_get(sums[r], y + r * p->y_stride, k0 ? at.columns : 0);
+                sop_sums_fetch(p, at.y, t + n, WIDEST);
+                tile_of(at.dtype, n)(&w, &job->a, t, k0, kn / 32, sums[0]);
+                for (int64_t r = 0; r < n; r++)
+                    sop_sums_put(y + r * p->y_stride, sums[r], at.columns,
+                                 k0 + kn == p->k ? at.bias : NULL);
             }
         }
     }
