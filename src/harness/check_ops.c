@@ -1,6 +1,7 @@
 /* Every op x row x case of the library through the comparer; prints what failed and why rows were
- * skipped, then the count. With arguments: only these ops. Under SOP_CPU_MASK the references are left
- * out: no processor changes them, and they take most of the time. */
+ * skipped, then the count. With arguments: only these ops; cuda before them means the
+ * rows of the card. Under SOP_CPU_MASK the references are left out: no processor changes them, and
+ * they take most of the time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "harness/harness.h"
 
 static int passed, failed, skipped;
+static int32_t kind = SOP_DEVICE_CPU; /* whose rows */
 
 /* Reasons of skips, with how often each came. */
 static struct reason {
@@ -37,6 +39,7 @@ static void check_case(sop_checker *c, const sop_op *op, const char *text)
     const int masked = getenv("SOP_CPU_MASK") != NULL;
     int32_t n = 0;
     for (int32_t i = 0; i < op->n_rows && n < MOST_ROWS; i++) {
+        if (op->rows[i].device != kind) continue;
         rows[n++] = &op->rows[i];
         if (!masked || !(op->rows[i].traits & SOP_ROW_REFERENCE)) continue;
         skipped++;
@@ -72,7 +75,16 @@ static int chosen(const char *name, int argc, char **argv)
 int main(int argc, char **argv)
 {
     sop_checker *c;
-    if (sop_checker_create(&c) != SOP_OK) {
+    sop_device *card = NULL;
+    if (argc > 1 && strcmp(argv[1], "cuda") == 0) {
+        if (sop_device_cuda(0, &card) != SOP_OK) {
+            printf("skipped: %s\n0 passed, 0 failed, 1 skipped\n", sop_last_error());
+            return 0;
+        }
+        kind = SOP_DEVICE_CUDA;
+        argc--, argv++;
+    }
+    if ((card ? sop_checker_create_on(card, &c) : sop_checker_create(&c)) != SOP_OK) {
         printf("FAILED %s\n0 passed, 1 failed, 0 skipped\n", sop_last_error());
         return 1;
     }
@@ -83,6 +95,7 @@ int main(int argc, char **argv)
         printf("%s: %.2f s\n", (*op)->name, sop_now_s() - from);
     }
     sop_checker_destroy(c);
+    sop_device_destroy(card);
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons && reasons[i].n; i++)
         printf("skipped %d: %s\n", reasons[i].n, reasons[i].text);
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
