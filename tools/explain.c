@@ -5,6 +5,9 @@
 #include "cli.h"
 #include "loaded.h"
 
+#include "harness/harness.h"
+#include "plan/planner.h"
+
 static int64_t o_tokens = 1, o_batch = 1, o_length;
 static bool o_shapes;
 
@@ -103,6 +106,10 @@ static int explain_run(int n, char **args)
     if (o_tokens > 1) limits.max_tokens = (int32_t)(o_tokens * o_batch);
     const int code = loaded_open(&m, &limits);
     if (code) return code;
+    sop_ceilings roofs;
+    if (sop_ceilings_of(sop_runtime_device(m.runtime), &roofs) == SOP_OK)
+        sop_planner_set_ceilings(sop_runtime_planner(m.runtime), roofs.read_bytes_s,
+                                 roofs.f32_flops_s, roofs.i8_ops_s);
     printf("%s: %s, %lld layers; %lld sequences of %lld new tokens, %lld long\n\n", loaded_model,
            m.model_facts.arch, (long long)m.model_facts.layers, (long long)o_batch,
            (long long)o_tokens, (long long)length);

@@ -125,6 +125,14 @@ const sop_facts *sop_planner_facts(const sop_planner *p)
     return &p->facts;
 }
 
+void sop_planner_set_ceilings(sop_planner *p, double read_bytes_s, double f32_flops_s,
+                              double i8_ops_s)
+{
+    p->facts.read_bytes_s = read_bytes_s;
+    p->facts.f32_flops_s = f32_flops_s;
+    p->facts.i8_ops_s = i8_ops_s;
+}
+
 sop_device *sop_planner_device(const sop_planner *p)
 {
     return p->device;

@@ -15,6 +15,10 @@ uint64_t sop_planner_epoch(const sop_planner *p);
 const sop_facts *sop_planner_facts(const sop_planner *p);
 sop_device *sop_planner_device(const sop_planner *p);
 
+/* What the device was measured to do at most, for predictions; until then there are none. */
+void sop_planner_set_ceilings(sop_planner *p, double read_bytes_s, double f32_flops_s,
+                              double i8_ops_s);
+
 /* The place where a queue marks the row it runs; NULL while no row from outside was added. */
 sop_mark *sop_planner_mark(sop_planner *p);
 void sop_planner_unmark(sop_planner *p, sop_mark *mark);
