@@ -9,7 +9,7 @@ in the GGUF file with the official chain of the family, which such a file only n
 one by one and then GPT-2's regex; qwen2 NFC and its own regex; gemma spaces to U+2581, and merges
 made of the scores as transformers' converter makes them.
 
-A line: text (JSON), or hex where it is not whole UTF-8 (which the reference reads with
+A line: text, or hex where it holds a zero or is not whole UTF-8 (which the reference reads with
 errors="replace"); plain: the ids with special tokens read as text; special: with them parsed.
 """
 import json
@@ -130,7 +130,10 @@ def main():
     with open(sys.argv[2], 'w', encoding='ascii') as out:
         for item in strings + broken:
             text = item if isinstance(item, str) else item.decode('utf-8', 'replace')
-            line = {'text': item} if isinstance(item, str) else {'hex': item.hex()}
+            if isinstance(item, str) and '\0' not in item:
+                line = {'text': item}
+            else:
+                line = {'hex': (item.encode() if isinstance(item, str) else item).hex()}
             for name, off in (('plain', True), ('special', False)):
                 t.encode_special_tokens = off
                 line[name] = t.encode(text, add_special_tokens=False).ids

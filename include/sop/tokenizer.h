@@ -22,13 +22,15 @@ typedef struct sop_tokenizer sop_tokenizer;
 SOP_API SOP_MUST_USE sop_status sop_tokenizer_open(const char *path, sop_tokenizer **out);
 SOP_API void sop_tokenizer_close(sop_tokenizer *t);
 
-/** Encode text [bytes] without BOS or EOS; broken UTF-8 is read as U+FFFD, as Hugging Face does.
+/** Encode text [bytes] without BOS or EOS. What is broken UTF-8 is read as U+FFFD, as Python's
+ * errors="replace" does. Bytes that the vocabulary has no token for are left out, or become its
+ * unknown token where the model says so.
  *
  * special    true: the text of a special token becomes that token; false: it is plain text
  * ids        [cap] receives at most cap ids; may be NULL when cap is 0
  * n          how many ids the whole text has, also when that is more than cap
  *
- * SOP_E_NOMEM, SOP_E_ARG. */
+ * SOP_E_ARG, SOP_E_NOMEM, SOP_E_LIMIT over 2^30 bytes or when the file's own regex gives up. */
 SOP_API SOP_MUST_USE sop_status sop_tokenizer_encode(const sop_tokenizer *t, const char *text,
                                                      size_t bytes, bool special, int32_t *ids,
                                                      size_t cap, size_t *n);
@@ -68,7 +70,8 @@ typedef struct sop_tokenizer_facts {
 SOP_API void sop_tokenizer_facts_of(const sop_tokenizer *t, sop_tokenizer_facts *facts);
 /** Does this id end a reply: eos, eot, or another end token of the family. */
 SOP_API bool sop_tokenizer_is_end(const sop_tokenizer *t, int32_t id);
-/** The id of a token's exact text, special ones included; -1 when there is none. */
+/** The id of a token's exact text, as sop_tokenizer_piece() gives it with special; -1 when there is
+ * none. */
 SOP_API int32_t sop_tokenizer_id(const sop_tokenizer *t, const char *text);
 
 typedef struct sop_chat_message {
@@ -81,6 +84,12 @@ typedef struct sop_chat_message {
  * BOS, where the family has one.
  *
  * open_reply   true: end with the start of the assistant's turn
+ * ids          [cap] receives at most cap ids; n how many there are in all, as in encode
+ *
+ * What a template does without a system message is done here too: Qwen 2.5 and SmolLM2 put in their
+ * own. Llama 3.1 to 3.3 name two dates, of which "today" is the template's fixed one, 26 Jul 2024. A
+ * Mistral whose default message is computed wants one given (SOP_E_UNSUPPORTED without). A file
+ * without a template (facts: NULL), a base model, speaks as its control tokens suggest.
  *
  * SOP_E_UNSUPPORTED when the template is none of the known ones; SOP_E_ARG for a role or an order
  * that the template refuses. */

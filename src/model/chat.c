@@ -82,7 +82,7 @@ static sop_status read_template(sop_tokenizer *t, const char *text)
     if (has(text, "<|im_start|>")) {
         const bool thoughts = has(text, "</think>");
         const bool qwen3 =
-            thoughts && has(text, "last_query_index") && has(text, "enable_thinking");
+            has(text, "last_query_index") && has(text, "not loop.last and reasoning_content");
         /* Known is a reply that begins right behind its role. */
         if ((thoughts && !qwen3) || has(text, "strftime_now") || has(text, "trim") ||
             has(text, "assistant\\n<think>") || !has(text, "<|im_end|>"))
@@ -91,10 +91,9 @@ static sop_status read_template(sop_tokenizer *t, const char *text)
         return chatml_system(t, text);
     }
     if (has(text, "<|start_header_id|>") && has(text, "<|eot_id|>") && has(text, "trim")) {
-        f->kind = SOP_CHAT_LLAMA3;
-        f->dates =
-            has(text, "Cutting Knowledge Date: December 2023\\nToday Date: ") ||
-            (has(text, "Cutting Knowledge Date: December 2023") && has(text, "Today Date: "));
+        f->dates = has(text, "Cutting Knowledge Date: December 2023") && has(text, "Today Date: ");
+        /* Without the dates it is Llama 3.0's, which knows nothing of tools. */
+        if (f->dates || (!has(text, "tools") && !has(text, "functions"))) f->kind = SOP_CHAT_LLAMA3;
     } else if (has(text, "<start_of_turn>") && has(text, "trim")) {
         f->kind = SOP_CHAT_GEMMA;
         f->system = has(text, "System role not supported") ? SOP_SYSTEM_REFUSED : SOP_SYSTEM_FIRST;
@@ -419,7 +418,7 @@ sop_status sop_tokenizer_chat(const sop_tokenizer *t, const sop_chat_message *me
     const sop_status status = write_all(&w, messages, n_messages, open_reply);
     if (status == SOP_OK) {
         *n = w.e->n_ids;
-        if (cap) memcpy(ids, w.e->ids, (*n < cap ? *n : cap) * sizeof *ids);
+        if (cap && *n) memcpy(ids, w.e->ids, (*n < cap ? *n : cap) * sizeof *ids);
     }
     sop_encoder_give(w.e);
     sop_buf_finish(&w.text);

@@ -148,6 +148,7 @@ void sop_tokenizer_close(sop_tokenizer *t)
         sop_buf_finish(&t->splits[i].literal);
         pcre2_code_free(t->splits[i].regex);
     }
+    pcre2_match_context_free(t->regex_limits);
     sop_buf_finish(&t->blob);
     free(t->pool);
     free(t->tokens);
@@ -350,7 +351,7 @@ sop_status sop_tokenizer_encode(const sop_tokenizer *t, const char *text, size_t
     const sop_status status = sop_encoder_text(e, text, bytes, special, true);
     if (status == SOP_OK) {
         *n = e->n_ids;
-        if (cap) memcpy(ids, e->ids, (*n < cap ? *n : cap) * sizeof *ids);
+        if (cap && *n) memcpy(ids, e->ids, (*n < cap ? *n : cap) * sizeof *ids);
     }
     sop_encoder_give(e);
     return status;

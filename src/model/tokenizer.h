@@ -173,6 +173,7 @@ struct sop_tokenizer {
     int n_norms;
     sop_tok_split splits[SOP_TOK_MAX_STEPS];
     int n_splits;
+    void *regex_limits; /* pcre2_match_context of all regexes */
 
     char *pre, *chat_template;
     sop_chat_format chat;

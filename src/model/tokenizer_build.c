@@ -13,7 +13,8 @@ enum {
     MAX_TOKEN = 65535, /* bytes of a token; the longest known has 1,024 */
     MAX_PLAIN = 4096,  /* bytes of one that merging may make */
     MAX_MERGES = 1 << 24,
-    JOINT_BITS = 20 /* 128 KB: Gemma 3's 60,000 neighbours set 6 % of them */
+    MAX_REGEX_KB = 1 << 18, /* of memory for one match, should a file's regex go wild */
+    JOINT_BITS = 20         /* 128 KB: Gemma 3's 60,000 neighbours set 6 % of them */
 };
 
 #define HASH_BASE 0x100000001B3u /* FNV's prime: odd, and spread enough before mixing */
@@ -398,13 +399,22 @@ sop_status sop_tok_split_regex(sop_tokenizer *t, const char *regex, size_t n, in
                           (size_t)at, why);
         goto out;
     }
+    if (!t->regex_limits) {
+        t->regex_limits = pcre2_match_context_create(NULL);
+        if (!t->regex_limits) {
+            status = no_memory(sizeof(void *));
+            goto out;
+        }
+        pcre2_set_heap_limit(t->regex_limits, MAX_REGEX_KB);
+    }
     (void)pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE); /* without it matching is slower only */
     status = sop_tok_split_add(t, &(sop_tok_split){.kind = SOP_SPLIT_REGEX,
                                                    .behaviour = behaviour,
                                                    .invert = invert,
                                                    .regex = compiled});
-    if (status != SOP_OK) pcre2_code_free(compiled);
+    if (status == SOP_OK) compiled = NULL; /* the chain owns it now */
 out:
+    pcre2_code_free(compiled);
     sop_buf_finish(&text);
     return status;
 }

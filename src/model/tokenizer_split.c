@@ -137,7 +137,7 @@ static sop_status fold_span(fold *f, size_t from, size_t to, bool match)
     return SOP_OK;
 }
 
-/* The regex's first match from *at on; *at 0 bytes long at after is none, so that it ends. */
+/* The regex's first match from at on, if there is one. */
 static sop_status match_regex(sop_encoder *e, const pcre2_code *code, const char *s, size_t n,
                               size_t at, size_t *from, size_t *to, bool *found)
 {
@@ -145,10 +145,11 @@ static sop_status match_regex(sop_encoder *e, const pcre2_code *code, const char
         e->match = pcre2_match_data_create(1, NULL);
         if (!e->match) return sop_fail(SOP_E_NOMEM, "tokenizer: no memory for a regex");
     }
-    int rc = pcre2_match(code, (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK, e->match, NULL);
+    pcre2_match_context *limits = e->t->regex_limits;
+    int rc = pcre2_match(code, (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK, e->match, limits);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
         rc = pcre2_match(code, (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, e->match,
-                         NULL);
+                         limits);
     *found = rc >= 0;
     if (rc == PCRE2_ERROR_NOMATCH) return SOP_OK;
     if (rc == PCRE2_ERROR_NOMEMORY)

@@ -39,12 +39,19 @@ int sop_utf8_step(const char *s, size_t n)
     return len;
 }
 
+/* From i on past ASCII, eight bytes a step. */
+static size_t skip_ascii(const char *s, size_t i, size_t n)
+{
+    uint64_t eight;
+    while (i + 8 <= n && (memcpy(&eight, s + i, 8), !(eight & 0x8080808080808080u))) i += 8;
+    return i;
+}
+
 size_t sop_utf8_valid(const char *s, size_t n)
 {
     size_t i = 0;
     while (i < n) {
-        uint64_t eight;
-        while (i + 8 <= n && (memcpy(&eight, s + i, 8), !(eight & 0x8080808080808080u))) i += 8;
+        i = skip_ascii(s, i, n);
         if (i == n) break;
         const int k = sop_utf8_step(s + i, n - i);
         if (k <= 0) break;
@@ -101,7 +108,9 @@ size_t sop_nfc_sure(const char *s, size_t n)
     size_t i = 0, last = 0; /* last: where the code point before i begins */
     while (i < n) {
         if ((uint8_t)s[i] < 0xC0) { /* below U+00C0 nothing is composed: but U+0300 may follow */
-            last = i++;
+            last = i;
+            i = skip_ascii(s, i + 1, n);
+            if (i > last + 1) last = i - 1;
             continue;
         }
         size_t k;
