@@ -99,6 +99,7 @@ static sop_status sets_init(struct sets *s, sop_device *d, const sop_op *op, con
                        : v.bytes;
         set += rounded(bytes[r] + 1); /* an operand of 0 bytes has an address too */
     }
+    if (set == 0) return sop_fail(SOP_E_INTERNAL, "bench: %s has no operands", op->name);
     s->n = (int64_t)(sop_rotation_bytes(d) / set) + 1;
     if (s->n > MOST_SETS) s->n = MOST_SETS;
     s->bytes = (size_t)s->n * set;
@@ -193,7 +194,7 @@ static sop_status warm_up(struct lane *l, double budget_s)
     return SOP_OK;
 }
 
-static sop_status race(struct lane *const *lanes, int32_t n, double seconds)
+static sop_status race(struct lane *lanes, int32_t n, double seconds)
 {
     const double from = sop_now_s();
     uint64_t state = 1;
@@ -203,7 +204,7 @@ static sop_status race(struct lane *const *lanes, int32_t n, double seconds)
         /* a pair of rounds mirrors itself: AB BA or BA AB */
         reversed = round % 2 ? !reversed : (int32_t)(sop_random(&state) & 1);
         for (int32_t i = 0; i < n; i++) {
-            struct lane *l = lanes[reversed ? n - 1 - i : i];
+            struct lane *l = &lanes[reversed ? n - 1 - i : i];
             SOP_TRY(sample(l, &l->samples[l->n]));
             l->n++;
         }
@@ -257,7 +258,7 @@ sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows
                      const void *desc, double seconds, sop_bench_result *results)
 {
     struct sets sets[MOST_LAYOUTS] = {{0}};
-    struct lane **lanes = NULL;
+    struct lane *lanes;
     sop_ceilings top;
     sop_cost cost;
     int32_t n = 0;
@@ -278,27 +279,19 @@ sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows
         results[i] = (sop_bench_result){0};
         (void)snprintf(results[i].why, sizeof results[i].why, "%s", why ? why : "");
         if (why) continue;
-        lanes[n] = calloc(1, sizeof **lanes);
-        if (!lanes[n]) {
-            status = sop_fail(SOP_E_NOMEM, "bench: the samples of a row");
-            break;
-        }
-        lanes[n]->row = rows[i];
-        status = sets_for(sets, d, op, desc, rows[i], &lanes[n]->sets);
-        if (status == SOP_OK) status = lane_init(lanes[n], d, op, desc);
-        n++;
+        struct lane *l = &lanes[n++];
+        l->row = rows[i];
+        status = sets_for(sets, d, op, desc, rows[i], &l->sets);
+        if (status == SOP_OK) status = lane_init(l, d, op, desc);
     }
     const double from = sop_now_s();
     for (int32_t i = 0; i < n && status == SOP_OK; i++)
-        status = warm_up(lanes[i], 0.3 * seconds / n);
+        status = warm_up(&lanes[i], 0.3 * seconds / n);
     if (status == SOP_OK) status = race(lanes, n, seconds - (sop_now_s() - from));
     for (int32_t i = 0, k = 0; i < n_rows && status == SOP_OK; i++)
-        if (!results[i].why[0]) report(lanes[k++], &cost, &top, &results[i]);
+        if (!results[i].why[0]) report(&lanes[k++], &cost, &top, &results[i]);
 
-    for (int32_t i = 0; i < n; i++) {
-        lane_finish(lanes[i], d);
-        free(lanes[i]);
-    }
+    for (int32_t i = 0; i < n; i++) lane_finish(&lanes[i], d);
     free(lanes);
     for (int32_t i = 0; i < MOST_LAYOUTS; i++) {
         if (sets[i].memory) d->ops->release(d, sets[i].memory, sets[i].bytes);

@@ -66,7 +66,7 @@ static void ceilings_are_measured_once(void)
     const double from = sop_now_s();
     CHECK(sop_ceilings_of(device, &b) == SOP_OK);
     CHECK(sop_now_s() - from < 0.01);
-    CHECK(memcmp(&a, &b, sizeof a) == 0);
+    CHECK(a.read_bytes_s == b.read_bytes_s && a.f32_flops_s == b.f32_flops_s);
     printf("read %.1f GB/s of %zu MiB, f32 %.0f GFLOP/s, i8 %.0f GOP/s\n", a.read_bytes_s * 1e-9,
            a.rotated_bytes >> 20, a.f32_flops_s * 1e-9, a.i8_ops_s * 1e-9);
     CHECK(a.read_bytes_s > 2e8 && a.read_bytes_s < 1e13);

@@ -437,7 +437,7 @@ static size_t whole(const struct guarded *g)
 static sop_status copy_in(struct sop_checker *c, const struct guarded *const *blocks, int32_t n,
                           struct copies *out)
 {
-    const sop_device_ops *ops = c->other->ops;
+    const sop_device_ops *ops = c->other_queue->device->ops;
     size_t bytes = 0;
     *out = (struct copies){.queue = c->other_queue, .n = n};
     for (int32_t i = 0; i < n; i++) bytes += whole(blocks[i]) + 512;
@@ -479,7 +479,7 @@ static sop_status copy_out(const struct copies *c)
 static sop_status run_on_copies(struct setup *s, const sop_row *row, const struct guarded *scratch,
                                 sop_call *call)
 {
-    const sop_device_ops *ops = s->checker->other->ops;
+    const sop_device_ops *ops = call->queue->device->ops;
     const struct guarded *blocks[SOP_MOST_ROLES + 1];
     sop_operand args[SOP_MOST_ROLES];
     struct copies copies;
@@ -650,9 +650,10 @@ sop_status sop_check(sop_checker *c, const sop_op *op, const sop_row *const *row
 static sop_status create(sop_device *other, sop_checker **out)
 {
     sop_checker *c = calloc(1, sizeof *c);
-    sop_status status = c ? SOP_OK : sop_fail(SOP_E_NOMEM, "check: a checker");
+    sop_status status = SOP_OK;
     *out = NULL;
-    if (c) c->other = other;
+    if (!c) return sop_fail(SOP_E_NOMEM, "check: a checker");
+    c->other = other;
     for (int32_t i = 0; i < THREADS && status == SOP_OK; i++) {
         status = sop_device_cpu(other ? 0 : i + 1, &c->device[i]);
         if (status == SOP_OK) status = c->device[i]->ops->queue_create(c->device[i], &c->queue[i]);

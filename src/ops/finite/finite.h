@@ -6,6 +6,7 @@
 
 /* Add n to the count, which stops at its largest value. Workers add in any order: the sum is the
  * same. */
+/* NOLINTNEXTLINE(readability-non-const-parameter): it does not see through the exchange */
 static inline void sop_finite_add(int32_t *count, int64_t n)
 {
     int32_t was = __atomic_load_n(count, __ATOMIC_RELAXED), now;

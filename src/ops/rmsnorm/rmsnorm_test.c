@@ -81,7 +81,7 @@ static void one_plus_w_is_added_in_float32(void)
 static void residual(const sop_row *row)
 {
     const float want[] = {0.3651484f, 0.7302967f, 1.0954451f, 1.4605935f};
-    float zero[4] = {0}, r[] = {1, 2, 3, 4}, w[] = {1, 1, 1, 1}, y[4];
+    float zero[4] = {0}, r[] = {1, 2, 3, 4}, w[] = {1, 1, 1, 1}, y[4] = {0};
     sop_rmsnorm_desc d = {.tokens = 1, .dim = 4, .eps = 1e-12f};
     CHECK(norm(row, &d, zero, r, w, y) == SOP_OK);
     for (int i = 0; i < 4; i++) CHECK(r[i] == (float)(i + 1) && fabsf(y[i] - want[i]) < 1e-6f);

@@ -8,18 +8,18 @@
 #include "ops/ops.h"
 
 /* Rows of the same logits [vocab] with params [n]; ids [n]. */
-static void sample(const sop_row *row, int32_t dtype, const void *logits, int64_t vocab,
+static void sample(const sop_row *row, int32_t dtype, void *logits, int64_t vocab,
                    sop_sampling *params, int64_t n, int32_t *ids)
 {
     const sop_sample_desc d = {.rows = n, .vocab = vocab, .x_dtype = dtype};
     const sop_operand args[SOP_SAMPLE_ROLES] = {
-        [SOP_SAMPLE_LOGITS] = {(void *)(uintptr_t)logits, (size_t)vocab * sop_dtype_bytes(dtype)},
+        [SOP_SAMPLE_LOGITS] = {logits, (size_t)vocab * sop_dtype_bytes(dtype)},
         [SOP_SAMPLE_PARAMS] = {params, (size_t)n * sizeof *params},
         [SOP_SAMPLE_IDS] = {ids, (size_t)n * sizeof *ids}};
     CHECK(run_row(&sop_op_sample, row, &d, args, 2) == SOP_OK);
 }
 
-static int32_t one(const sop_row *row, const float *logits, int64_t vocab, sop_sampling s)
+static int32_t one(const sop_row *row, float *logits, int64_t vocab, sop_sampling s)
 {
     int32_t id = -7;
     sample(row, SOP_F32, logits, vocab, &s, 1, &id);
@@ -33,7 +33,7 @@ static void each(void (*test)(const sop_row *row))
 }
 
 /* How often each token comes in draws 0, 1, 2, ... of a seed. An id out of range fails. */
-static void frequencies(const sop_row *row, const float *logits, int64_t vocab, sop_sampling s,
+static void frequencies(const sop_row *row, float *logits, int64_t vocab, sop_sampling s,
                         int64_t draws, double *share)
 {
     sop_sampling *params = malloc((size_t)draws * sizeof *params);
@@ -173,10 +173,10 @@ static void no_id_outside_of_the_vocabulary_comes(void)
 static void not_finite(const sop_row *row)
 {
     const float odd[] = {NAN, INFINITY, -INFINITY};
-    const float nothing[] = {NAN, NAN, INFINITY, -INFINITY};
+    float nothing[] = {NAN, NAN, INFINITY, -INFINITY};
     double share[4];
     for (int k = 0; k < 3; k++) {
-        const float logits[] = {1, odd[k], 3, 2};
+        float logits[] = {1, odd[k], 3, 2};
         CHECK(one(row, logits, 4, (sop_sampling){.temperature = 0}) == 2);
         frequencies(row, logits, 4, (sop_sampling){.temperature = 1, .seed = 3}, 10000, share);
         CHECK(share[1] == 0 && share[0] > 0.05 && share[2] > 0.6 && share[3] > 0.2);
@@ -193,13 +193,13 @@ static void logits_that_are_not_finite_are_ignored(void)
 /* P-SMP-06 */
 static void tiny_temperature(const sop_row *row)
 {
-    const float values[] = {2.875f, 2.955f, 11.0625f}, temperatures[] = {1e-5f, 1e-8f, 1e-45f, 0};
+    float values[] = {2.875f, 2.955f, 11.0625f}, temperatures[] = {1e-5f, 1e-8f, 1e-45f, 0};
     uint16_t halves[3];
     for (int i = 0; i < 3; i++) halves[i] = sop_f32_to_f16(values[i]);
     for (int k = 0; k < 4; k++)
         for (uint64_t seed = 0; seed < 20; seed++) {
             sop_sampling s = {.temperature = temperatures[k], .seed = seed, .top_p = 0.9f};
-            int32_t id;
+            int32_t id = -7;
             CHECK(one(row, values, 3, s) == 2);
             sample(row_named(&sop_op_sample, "sample_ref"), SOP_F16, halves, 3, &s, 1, &id);
             CHECK(id == 2);
@@ -236,7 +236,7 @@ static void a_draw_does_not_depend_on_its_neighbours(void)
 static void choices(const sop_row *row)
 {
     float logits[1000] = {0};
-    int32_t ids[2][3];
+    int32_t ids[2][3] = {{0}};
     for (int reply = 0; reply < 2; reply++) {
         sop_sampling s[3];
         for (uint64_t c = 0; c < 3; c++)
@@ -255,7 +255,7 @@ static void counters_of_one_seed_differ_and_repeat(void)
 /* P-SMP-10 */
 static void top_k_of_twelve(const sop_row *row)
 {
-    const float logits[] = {-2, -1, 0, 0.8f, 0, 0.1f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, -3};
+    float logits[] = {-2, -1, 0, 0.8f, 0, 0.1f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, -3};
     double share[12];
     for (int k = 1; k <= 2; k++) {
         frequencies(row, logits, 12, (sop_sampling){.temperature = 1, .top_k = k}, 10000, share);
@@ -308,7 +308,7 @@ static void large_ties(const sop_row *row)
     logits[1023] = 0;
     CHECK(one(row, logits, 5000, (sop_sampling){.temperature = 0}) == 1024);
     CHECK(one(row, logits + 1025, 3975, (sop_sampling){.temperature = 0}) == 3974);
-    const float zeros[] = {-1, -0.0f, 0.0f};
+    float zeros[] = {-1, -0.0f, 0.0f};
     CHECK(one(row, zeros, 3, (sop_sampling){.temperature = 0}) == 1);
 }
 
@@ -326,7 +326,8 @@ static void every_row_draws_the_same_tokens(void)
     for (int shape = 0; shape < 5; shape++) {
         for (int i = 0; i < V; i++) {
             const float r = (float)(i * 48271LL % 2147483647 % 1009);
-            const float kinds[] = {1, (float)(i % 2), (float)(i / 100), r * 1e30f, r * 0.01f};
+            const int hundreds = i / 100;
+            const float kinds[] = {1, (float)(i % 2), (float)hundreds, r * 1e30f, r * 0.01f};
             logits[i] = kinds[shape];
         }
         sop_sampling s[N];
