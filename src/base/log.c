@@ -156,7 +156,7 @@ void sop_log_line(int level, const char *area, const char *fmt, ...)
     const int body = vsnprintf(line + head, (size_t)(LINE - head), fmt, ap);
     va_end(ap);
     size_t n = strlen(line);
-    if (body >= LINE - head) memcpy(line + n - 3, "...", 3);
+    if (body >= LINE - head) line[n - 3] = line[n - 2] = line[n - 1] = '.';
     for (size_t i = 0; i < n; i++) /* one event is one line, whatever a text in it holds */
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f) line[i] = '?';
     logging = 1;

@@ -16,6 +16,7 @@ extern "C" {
 
 enum { SOP_LOG_OFF, SOP_LOG_ERROR, SOP_LOG_WARN, SOP_LOG_INFO, SOP_LOG_DEBUG };
 
+/* NOLINTBEGIN(readability-identifier-naming): used like functions */
 #define sop_log(level, area, ...) \
     do { \
         if (sop_log_shows(level, area)) sop_log_line(level, area, __VA_ARGS__); \
@@ -28,6 +29,7 @@ enum { SOP_LOG_OFF, SOP_LOG_ERROR, SOP_LOG_WARN, SOP_LOG_INFO, SOP_LOG_DEBUG };
         if (sop_log_shows(level, area) && sop_log_first(area, key)) \
             sop_log_line(level, area, __VA_ARGS__); \
     } while (0)
+/* NOLINTEND(readability-identifier-naming) */
 
 /* Gets each line without its end; lines come one at a time, and what the sink itself logs is lost. */
 typedef void sop_log_sink_fn(void *ctx, int level, const char *line);

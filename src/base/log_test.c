@@ -176,7 +176,7 @@ static size_t child(const char *env, char *out, size_t cap)
     return n;
 }
 
-static void lines_go_to_standard_error_and_a_wrong_SOP_LOG_is_told(void)
+static void lines_go_to_standard_error_and_a_wrong_setting_is_told(void)
 {
     char out[1024];
     (void)child("error", out, sizeof out);
@@ -207,6 +207,6 @@ int main(int argc, char **argv)
     RUN(logging_leaves_errno_alone);
     RUN(a_repeated_event_is_shown_once_for_its_key);
     RUN(threads_may_log_and_filter_at_once);
-    RUN(lines_go_to_standard_error_and_a_wrong_SOP_LOG_is_told);
+    RUN(lines_go_to_standard_error_and_a_wrong_setting_is_told);
     return test_report();
 }

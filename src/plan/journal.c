@@ -147,10 +147,9 @@ sop_status sop_journal_open(const char *dir, const char *fingerprint, int32_t no
     if (!j) return sop_fail(SOP_E_NOMEM, "journal: %zu bytes", sizeof *j);
     j->dir = j->file = -1;
     (void)pthread_mutex_init(&j->lock, NULL);
-    sop_status status = dir ? SOP_OK : sop_cache_dir(cache, sizeof cache);
+    const int named = dir || sop_cache_dir(cache, sizeof cache) == SOP_OK;
     if (!dir) dir = cache;
-    if (status == SOP_OK) status = make_file(j, dir);
-    if (!j->page) {
+    if (!named || make_file(j, dir) != SOP_OK) {
         sop_log_once(SOP_LOG_WARN, "cache", dir,
                      "why=\"%s\" path=\"%s\" now=\"a crash will not be found\" "
                      "setting=\"XDG_CACHE_HOME, a folder that can be written\"",

@@ -43,14 +43,14 @@ void sop_journal_unmark(sop_journal *j, sop_mark *mark);
 
 static inline void sop_mark_set(sop_mark *mark, uint32_t row)
 {
-    __atomic_store_n(mark, row, __ATOMIC_RELEASE);
+    *mark = row;
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* before anything that the row does */
 }
 
 static inline void sop_mark_clear(sop_mark *mark)
 {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    __atomic_store_n(mark, 0, __ATOMIC_RELEASE);
+    *mark = 0;
 }
 
 typedef struct sop_crash {

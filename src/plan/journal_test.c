@@ -181,6 +181,14 @@ static void exit_42(int signal)
     _exit(42);
 }
 
+static void exit_43(int signal, siginfo_t *info, void *context)
+{
+    (void)signal;
+    (void)info;
+    (void)context;
+    _exit(43);
+}
+
 static void who_handled_the_signal_before_still_does(void)
 {
     static const int signals[] = {SIGSEGV, SIGABRT, SIGFPE};
@@ -223,9 +231,10 @@ static void the_last_close_gives_the_handlers_back_and_removes_the_file(void)
     CHECK(n_files() == 0);
     sop_journal_close(NULL);
     CHECK(sop_journal_open(folder, "machine", 1, &a) == SOP_OK);
-    (void)signal(SIGSEGV, exit_42); /* came after us: not to be taken away */
+    const struct sigaction later = {.sa_sigaction = exit_43, .sa_flags = SA_SIGINFO};
+    CHECK(sigaction(SIGSEGV, &later, NULL) == 0); /* came after us: not to be taken away */
     sop_journal_close(a);
-    CHECK(sigaction(SIGSEGV, &was, &now) == 0 && now.sa_handler == exit_42);
+    CHECK(sigaction(SIGSEGV, &was, &now) == 0 && now.sa_sigaction == exit_43);
     finish();
 }
 

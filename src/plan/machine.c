@@ -98,7 +98,8 @@ static int find_build_id(struct dl_phdr_info *object, size_t size, void *arg)
     for (int i = 0; i < object->dlpi_phnum; i++) {
         const ElfW(Phdr) *p = &object->dlpi_phdr[i];
         if (p->p_type != PT_NOTE) continue;
-        const unsigned char *note = (const unsigned char *)(object->dlpi_addr + p->p_vaddr);
+        const uintptr_t at = object->dlpi_addr + p->p_vaddr;
+        const unsigned char *note = (const void *)at; // NOLINT(performance-no-int-to-ptr)
         for (size_t left = p->p_memsz; left >= sizeof(ElfW(Nhdr));) {
             const ElfW(Nhdr) *h = (const void *)note;
             const size_t name = ((size_t)h->n_namesz + 3) & ~(size_t)3;

@@ -11,6 +11,12 @@
 
 static sop_config cfg;
 
+/* To the byte: a configuration is hashed. */
+static int same(const void *a, const void *b)
+{
+    return memcmp(a, b, sizeof(sop_config)) == 0;
+}
+
 static sop_status read_text(const char *text)
 {
     return sop_config_read(text, strlen(text), "c.yaml", &cfg);
@@ -24,7 +30,7 @@ static int refused(const char *text, const char *where, const char *why)
     before = cfg;
     const sop_status s = read_text(text);
     const int right = s == SOP_E_FORMAT && strstr(sop_last_error(), where) &&
-                      strstr(sop_last_error(), why) && memcmp(&cfg, &before, sizeof cfg) == 0;
+                      strstr(sop_last_error(), why) && same(&cfg, &before);
     if (!right) printf("status %d: %s\n", s, s == SOP_OK ? "taken" : sop_last_error());
     return right;
 }
@@ -40,7 +46,7 @@ static void the_file_of_the_field_report_loads_and_is_the_default(void)
     sop_config defaults;
     sop_config_defaults(&defaults);
     CHECK(read_text(field_report) == SOP_OK);
-    CHECK(memcmp(&cfg, &defaults, sizeof cfg) == 0);
+    CHECK(same(&cfg, &defaults));
     CHECK(cfg.modules.rope == 1 && cfg.modules.flash_attn == 1 && cfg.modules.ring_attn == 1 &&
           cfg.modules.kv_cache_opt == 1);
     CHECK(cfg.thresholds.min_seq_for_ring == 65536);
@@ -91,7 +97,7 @@ static void what_is_not_named_has_its_default(void)
     for (size_t i = 0; i < sizeof empty / sizeof *empty; i++) {
         memset(&cfg, 0x5a, sizeof cfg);
         CHECK(read_text(empty[i]) == SOP_OK);
-        CHECK(memcmp(&cfg, &defaults, sizeof cfg) == 0);
+        CHECK(same(&cfg, &defaults));
     }
 }
 
@@ -125,11 +131,11 @@ static void a_repeated_key_names_both_lines(void)
 
 static void a_float_is_a_float_however_it_is_written(void)
 {
-    static const char *const same[] = {"1e-5",  "1.0e-5",   "1E-5",    "1.e-05",
+    static const char *const ways[] = {"1e-5",  "1.0e-5",   "1E-5",    "1.e-05",
                                        ".1e-4", "+0.00001", "10.0e-6", "0.1E-4"};
     char text[100];
-    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
-        (void)snprintf(text, sizeof text, "engine: {memory_limit_gb: %s}", same[i]);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        (void)snprintf(text, sizeof text, "engine: {memory_limit_gb: %s}", ways[i]);
         CHECK(read_text(text) == SOP_OK);
         CHECK(cfg.memory_limit_gb == 1e-5);
     }
@@ -139,7 +145,7 @@ static void a_float_is_a_float_however_it_is_written(void)
     CHECK(read_text("engine: {memory_limit_gb: 0}") == SOP_OK);
     zero = cfg;
     CHECK(read_text("engine: {memory_limit_gb: -0.0}") == SOP_OK);
-    CHECK(memcmp(&zero, &cfg, sizeof cfg) == 0);
+    CHECK(same(&zero, &cfg));
 }
 
 static void a_quoted_number_or_boolean_is_refused_with_the_reason(void)
@@ -153,7 +159,7 @@ static void a_quoted_number_or_boolean_is_refused_with_the_reason(void)
     CHECK(refused("engine: {threads: ''}", "is quoted", ""));
 }
 
-static void words_that_only_YAML_1_1_takes_for_booleans_are_refused_with_the_reason(void)
+static void words_that_only_yaml_1_1_takes_for_booleans_are_refused_with_the_reason(void)
 {
     static const char *const words[] = {"no", "yes", "on", "off", "n", "y", "No", "YES"};
     char text[100];
@@ -167,7 +173,7 @@ static void words_that_only_YAML_1_1_takes_for_booleans_are_refused_with_the_rea
     CHECK(read_text("engine: {guard: off}") == SOP_OK && cfg.guard == SOP_GUARD_OFF);
 }
 
-static void a_number_that_is_none_or_another_one_in_YAML_1_1_is_refused(void)
+static void a_number_that_is_none_or_another_one_in_yaml_1_1_is_refused(void)
 {
     static const char *const other[] = {"010", "0x10", "0o10", "1_000", "1:30", "00", "-0x1"};
     static const char *const none[] = {"many", ".inf", ".nan", "1.2.3", "+",   ".",
@@ -233,7 +239,7 @@ static void anchors_aliases_tags_and_second_documents_are_refused(void)
     CHECK(refused("engine: {}\n---\nengine: {}\n", "c.yaml:2: a second document starts here", ""));
 }
 
-static void what_is_no_YAML_names_the_line(void)
+static void what_is_no_yaml_names_the_line(void)
 {
     CHECK(refused("engine:\n  threads: 1\n guard: off\n", "c.yaml:3: not YAML: ", ""));
     CHECK(refused("engine:\n\tthreads: 1\n", "c.yaml:2: not YAML: ", ""));
@@ -283,7 +289,7 @@ static void what_is_printed_reads_back_the_same_in_any_locale(void)
         const size_t n = sop_config_print(&odd, text, sizeof text);
         CHECK(n == strlen(text));
         CHECK(read_text(text) == SOP_OK);
-        CHECK(memcmp(&cfg, &odd, sizeof cfg) == 0);
+        CHECK(same(&cfg, &odd));
         CHECK(uselocale((locale_t)0) == LC_GLOBAL_LOCALE);
     }
     (void)setlocale(LC_ALL, "C");
@@ -330,7 +336,7 @@ static void the_documentation_names_every_key_with_its_default_and_what_it_allow
     int rows = 0;
     char *save = NULL;
     for (char *l = strtok_r(text, "\n", &save); l; l = strtok_r(NULL, "\n", &save)) {
-        const int indent = (int)strspn(l, " ") / 2;
+        const size_t indent = strspn(l, " ") / 2;
         char *colon = strchr(l, ':'), *hash = strstr(l, " # ");
         *colon = 0;
         if (!hash) {
@@ -359,12 +365,12 @@ int main(void)
     RUN(a_repeated_key_names_both_lines);
     RUN(a_float_is_a_float_however_it_is_written);
     RUN(a_quoted_number_or_boolean_is_refused_with_the_reason);
-    RUN(words_that_only_YAML_1_1_takes_for_booleans_are_refused_with_the_reason);
-    RUN(a_number_that_is_none_or_another_one_in_YAML_1_1_is_refused);
+    RUN(words_that_only_yaml_1_1_takes_for_booleans_are_refused_with_the_reason);
+    RUN(a_number_that_is_none_or_another_one_in_yaml_1_1_is_refused);
     RUN(a_value_out_of_range_names_the_range);
     RUN(the_wrong_kind_of_value_is_refused);
     RUN(anchors_aliases_tags_and_second_documents_are_refused);
-    RUN(what_is_no_YAML_names_the_line);
+    RUN(what_is_no_yaml_names_the_line);
     RUN(deep_and_big_files_are_refused_at_once);
     RUN(what_is_printed_reads_back_the_same_in_any_locale);
     RUN(a_file_is_read_or_the_error_names_it);
