@@ -244,7 +244,9 @@ static __global__ __launch_bounds__(SOP_SAMPLE_THREADS) void sop_sample_any(
     const int64_t b = blockIdx.x;
     const int tid = threadIdx.x;
     if (b >= sop_live_rows(live, d.rows)) return;
-    const sop_sampling s = params[b];
+    sop_sampling s; /* may lie at any address */
+    for (int i = 0; i < (int)sizeof s; i++)
+        ((unsigned char *)&s)[i] = ((const unsigned char *)(params + b))[i];
     sop_sample_row r = {logits, d.x_dtype, b * d.logits_stride, (int)d.vocab};
     /* the largest finite logit, at its lowest index */
     unsigned long long top = 0;
