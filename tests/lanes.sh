@@ -37,25 +37,54 @@ lane_install() { build release && tests/install_test.sh build/release; }
 lane_asan() { build asan && run_ctest asan; }
 lane_tsan() { build tsan && run_ctest tsan -R "$threaded"; }
 threaded='pool|check_ops$|super|model|store'
-lane_fuzz() { # every target for 30 s
+lane_fuzz() { # every target for 30 s, from the tiny models
     build fuzz || return 1
-    rm -rf $out/fuzz && mkdir -p $out/fuzz
-    find build/fuzz/tests -maxdepth 1 -type f -executable -name 'fuzz_*' | xargs -P "$cores" -I{} sh -c '
-        name=$(basename {})
-        mkdir -p '$out'/fuzz/$name
-        seeds=tests/data/$name
-        [ -d $seeds ] || seeds=
-        {} -max_total_time=30 -timeout=10 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
-            -artifact_prefix='$out'/fuzz/$name. '$out'/fuzz/$name $seeds || echo "FAILED $name"' 2>&1 |
-        tee $out/fuzz/log
-    n=$(find build/fuzz/tests -maxdepth 1 -type f -executable -name 'fuzz_*' | wc -l)
-    bad=$(grep -c '^FAILED' $out/fuzz/log)
-    echo "$((n - bad)) passed, $bad failed, 0 skipped"
+    rm -rf $out/fuzz
+    for target in gguf:*.gguf safetensors:*.safetensors safetensors:config.json \
+        tokenizer:tokenizer.json config:*.yaml; do
+        seeds=$out/fuzz/${target%%:*}
+        mkdir -p "$seeds"
+        find tests/data/tiny docs -name "${target#*:}" | while read -r f; do
+            cp "$f" "$seeds/$(echo "$f" | tr / -)"
+        done
+    done
+    printf '%s\n' $out/fuzz/* | xargs -P "$cores" -I{} sh -c '
+        build/fuzz/tests/fuzz_$(basename {}) -max_total_time=30 -timeout=10 -rss_limit_mb=2048 \
+            -verbosity=0 -print_final_stats=1 -artifact_prefix={}. {} >{}.log 2>&1 &&
+            echo "fuzz_$(basename {}) passed" || { tail -20 {}.log; echo "FAILED fuzz_$(basename {})"; }' |
+        tee $out/fuzz.results
+    n=$(grep -c '^fuzz_.* passed$' $out/fuzz.results) bad=$(grep -c '^FAILED fuzz_' $out/fuzz.results)
+    echo "$n passed, $bad failed, 0 skipped"
     [ "$bad" = 0 ]
 }
+lane_models() { # real models, right to the token; a model that cannot be pulled is a skip
+    passed=0 failed=0 skipped=0
+    build release superop_command accuracy || return 1
+    names=smollm2-135m
+    [ "$MODELS" = all ] && names="smollm2-135m qwen2.5-coder-0.5b gemma3-270m"
+    for name in $names; do
+        if ! why=$(build/release/superop pull $name 2>&1 >/dev/null); then
+            echo "skipped $name: $why"
+            skipped=$((skipped + 2))
+            continue
+        fi
+        for numerics in exact fast; do
+            build/release/tests/accuracy "${XDG_CACHE_HOME:-$HOME/.cache}/superop/$name.gguf" $name \
+                $numerics >$out/accuracy.log
+            result=$?
+            cat $out/accuracy.log
+            set -- $(tail -1 $out/accuracy.log | grep -E '^[0-9]+ passed')
+            passed=$((passed + ${1:-0})) failed=$((failed + ${3:-0})) skipped=$((skipped + ${5:-0}))
+            [ $result != 0 ] && [ "${3:-0}" = 0 ] && failed=$((failed + 1))
+        done
+    done
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ $failed = 0 ]
+}
+lane_readme() { make -s && tests/readme.sh; }
 
 # The seconds that each takes on two cores, from nothing.
-lanes="format:5 layers:1 headers:15 dev:120 clang:60 install:60 asan:240 tsan:120 fuzz:120"
+lanes="format:5 layers:1 headers:15 dev:120 clang:60 install:60 models:240 readme:30 asan:240 tsan:120 fuzz:120"
 
 passed=0 failed=0 skipped=0
 finish() { # LANE SECONDS LINE
