@@ -72,7 +72,7 @@ typedef struct sop_super_counts {
     uint64_t steps, plan_hits, plan_misses;
     uint64_t retries, step_downs, guard_checks, guard_trips, quarantines;
     uint64_t graphs, replays; /* recorded; run */
-    double plan_s, run_s; /* seconds spent choosing and running */
+    double plan_s, run_s;     /* seconds spent choosing and running */
 } sop_super_counts;
 SOP_API void sop_super_counts_of(const sop_super *s, sop_super_counts *out);
 
