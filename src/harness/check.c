@@ -173,9 +173,10 @@ static sop_status operand_new(struct setup *s, int32_t role)
         o->owner = alias;
         o->view.data = s->operands[alias].mem.data;
     } else {
-        const int32_t plain = sop_dtype_block(o->view.dtype) == 1;
         const size_t element = sop_dtype_bytes(o->view.dtype);
-        SOP_TRY(guarded_new(&o->mem, o->view.bytes, s->trial->odd && plain ? element : 0));
+        /* blocks are aligned in files, and bytes may stand for structs */
+        const int32_t may = sop_dtype_block(o->view.dtype) == 1 && element > 1;
+        SOP_TRY(guarded_new(&o->mem, o->view.bytes, s->trial->odd && may ? element : 0));
         o->view.data = o->mem.data;
         o->before = malloc(o->view.bytes + 1);
         if (!o->before) return sop_fail(SOP_E_NOMEM, "check: a copy of an operand");
