@@ -357,7 +357,6 @@ static sop_status check(const sop_chat_format *f, const sop_chat_message *m, siz
     if (f->kind == SOP_CHAT_NONE)
         return sop_fail(SOP_E_UNSUPPORTED, "chat: the model's chat template is none of the known "
                                            "ones (ChatML, Llama 3, Gemma, Mistral)");
-    if (n == 0) return sop_fail(SOP_E_ARG, "chat: no messages");
     for (size_t i = 0; i < n; i++) {
         if (!m[i].role || !m[i].content)
             return sop_fail(SOP_E_ARG, "chat: message %zu has no %s", i,
@@ -412,6 +411,7 @@ sop_status sop_tokenizer_chat(const sop_tokenizer *t, const sop_chat_message *me
                         : !ids && cap ? "ids"
                                       : "messages");
     *n = 0;
+    if (n_messages == 0) return sop_fail(SOP_E_ARG, "chat: no messages");
     SOP_TRY(check(&t->chat, messages, n_messages));
     writer w = {.t = t};
     SOP_TRY(sop_encoder_take(t, &w.e));

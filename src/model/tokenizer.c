@@ -3,6 +3,7 @@
 #include "model/tokenizer.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <pcre2.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -16,7 +17,9 @@
 enum {
     MAX_TEXT = 1 << 30,     /* bytes of a text: positions in a word are 32 bits */
     MAX_DOCUMENT = 1 << 28, /* bytes of a tokenizer.json; Gemma 3's has 33 million */
-    KEEP_BYTES = 1 << 20    /* of each buffer, from one call to the next */
+    GROWTH = 3,             /* times its length, */
+    MAX_PREFIX = 1 << 12,   /* and these bytes: how far a normaliser may lengthen a text */
+    KEEP_BYTES = 4 << 20    /* of all buffers, from one call to the next */
 };
 
 struct sop_tok_pool {
@@ -59,17 +62,9 @@ static sop_status slurp(const char *path, bool optional, char **bytes, size_t *n
     return status;
 }
 
-/* dir [n_dir] and a file's name as one path. */
-static sop_status join(const char *dir, size_t n_dir, const char *name, char **path)
-{
-    if (asprintf(path, "%.*s%s", (int)n_dir, dir, name) >= 0) return SOP_OK;
-    *path = NULL;
-    return sop_fail(SOP_E_NOMEM, "tokenizer: no memory for a path");
-}
-
-/* The documents beside (or named by) path: dir [n_dir] ends with a slash or is empty. */
-static sop_status open_json(const char *dir, size_t n_dir, const char *main_name, const char *path,
-                            sop_tokenizer **out)
+/* The documents of a folder, dir [n_dir] with its slash or nothing; path: for errors. */
+static sop_status open_json(const char *dir, size_t n_dir, const char *slash, const char *main_name,
+                            const char *path, sop_tokenizer **out)
 {
     const char *const names[] = {main_name, "tokenizer_config.json", "generation_config.json",
                                  "config.json", "chat_template.jinja"};
@@ -78,10 +73,11 @@ static sop_status open_json(const char *dir, size_t n_dir, const char *main_name
     size_t n[COUNT] = {0};
     sop_status status = SOP_OK;
     for (int i = 0; i < COUNT && status == SOP_OK; i++) {
-        char *file;
-        status = join(dir, n_dir, names[i], &file);
-        if (status == SOP_OK) status = slurp(file, i > 0, bytes + i, n + i);
-        free(file);
+        char file[PATH_MAX];
+        const int len = snprintf(file, sizeof file, "%.*s%s%s", (int)n_dir, dir, slash, names[i]);
+        status = len < (int)sizeof file
+                     ? slurp(file, i > 0, bytes + i, n + i)
+                     : sop_fail(SOP_E_ARG, "%s: a path of %d characters", path, len);
     }
     if (status == SOP_OK) {
         const sop_tok_documents docs = {bytes[0], bytes[1], bytes[2], bytes[3], bytes[4],
@@ -100,17 +96,11 @@ sop_status sop_tokenizer_open(const char *path, sop_tokenizer **out)
     struct stat st;
     const size_t n = strlen(path);
     if (stat(path, &st) != 0) return sop_fail(SOP_E_IO, "%s: cannot be opened: %m", path);
-    if (S_ISDIR(st.st_mode)) {
-        char *dir;
-        SOP_TRY(join(path, n, "/", &dir));
-        const sop_status status = open_json(dir, n + 1, "tokenizer.json", path, out);
-        free(dir);
-        return status;
-    }
+    if (S_ISDIR(st.st_mode)) return open_json(path, n, "/", "tokenizer.json", path, out);
     if (n > 5 && strcmp(path + n - 5, ".json") == 0) {
         const char *slash = strrchr(path, '/');
         const size_t n_dir = slash ? (size_t)(slash - path) + 1 : 0;
-        return open_json(path, n_dir, path + n_dir, path, out);
+        return open_json(path, n_dir, "", path + n_dir, path, out);
     }
     sop_file *f;
     SOP_TRY(sop_file_open(path, &f));
@@ -169,10 +159,7 @@ void sop_tokenizer_close(sop_tokenizer *t)
 void sop_encoder_destroy(sop_encoder *e)
 {
     if (!e) return;
-    sop_buf *const texts[] = {&e->repaired, &e->normal[0], &e->normal[1],
-                              &e->scratch,  &e->word,      &e->work};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) sop_buf_finish(texts[i]);
-    for (int i = 0; i < SOP_TOK_MAX_STEPS; i++) sop_buf_finish(e->step + i);
+    for (int i = 0; i < SOP_ENCODER_BUFFERS; i++) sop_buf_finish(e->buffer + i);
     pcre2_match_data_free(e->match);
     free(e->cache);
     free(e->ids);
@@ -193,12 +180,10 @@ sop_status sop_encoder_take(const sop_tokenizer *t, sop_encoder **out)
 
 void sop_encoder_give(sop_encoder *e)
 {
-    sop_buf *const texts[] = {&e->repaired, &e->normal[0], &e->normal[1], &e->scratch, &e->work};
     size_t kept = e->cap_ids * sizeof *e->ids;
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) kept += texts[i]->cap;
-    for (int i = 0; i < SOP_TOK_MAX_STEPS; i++) kept += e->step[i].cap;
+    for (int i = 0; i < SOP_ENCODER_BUFFERS; i++) kept += e->buffer[i].cap;
     /* A huge text's buffers are not kept for the small ones that follow. */
-    for (int i = 0; kept <= KEEP_BYTES * 4 && i < SOP_TOK_POOL; i++) {
+    for (int i = 0; kept <= KEEP_BYTES && i < SOP_TOK_POOL; i++) {
         sop_encoder *none = NULL;
         if (atomic_compare_exchange_strong(&e->t->pool->spare[i], &none, e)) return;
     }
@@ -206,6 +191,13 @@ void sop_encoder_give(sop_encoder *e)
 }
 
 /* ---- from text to words ---- */
+
+/* A file's normaliser may not blow a text up: spaces and composed forms treble it at most. */
+static sop_status grown(size_t n, size_t from)
+{
+    if (n / GROWTH <= from + MAX_PREFIX) return SOP_OK;
+    return sop_fail(SOP_E_LIMIT, "tokenizer: the normalizer makes over %zu bytes of %zu", n, from);
+}
 
 static sop_status replace(const sop_tok_norm *norm, const char *s, size_t n, sop_buf *out)
 {
@@ -216,6 +208,7 @@ static sop_status replace(const sop_tok_norm *norm, const char *s, size_t n, sop
         SOP_TRY(sop_buf_add(out, s + i, at - i));
         if (!hit) return SOP_OK;
         SOP_TRY(sop_buf_add(out, norm->to.at, norm->to.n));
+        SOP_TRY(grown(out->n, n));
         i = at + norm->from.n;
     }
 }
@@ -223,6 +216,7 @@ static sop_status replace(const sop_tok_norm *norm, const char *s, size_t n, sop
 sop_status sop_tok_normalize(const sop_tokenizer *t, sop_buf two[2], sop_buf *scratch,
                              const char **s, size_t *n)
 {
+    const size_t from = *n;
     int which = 0;
     for (int i = 0; i<t->n_norms && * n> 0; i++) {
         const sop_tok_norm *norm = t->norms + i;
@@ -239,6 +233,7 @@ sop_status sop_tok_normalize(const sop_tokenizer *t, sop_buf two[2], sop_buf *sc
             break;
         case SOP_NORM_REPLACE: SOP_TRY(replace(norm, *s, *n, out)); break;
         }
+        SOP_TRY(grown(out->n, from));
         which = !which;
         *s = out->at;
         *n = out->n;
@@ -284,7 +279,8 @@ static sop_status between(sop_encoder *e, bool raw, const char *s, size_t n, boo
                           bool first)
 {
     if (raw) {
-        SOP_TRY(sop_tok_normalize(e->t, e->normal, &e->scratch, &s, &n));
+        SOP_TRY(sop_tok_normalize(e->t, e->buffer + SOP_BUFFER_NORMAL,
+                                  e->buffer + SOP_BUFFER_SCRATCH, &s, &n));
         if (e->t->normalized.n) return added_in(e, false, s, n, special, first);
     }
     return sop_encoder_split(e, 0, s, n, first);
@@ -325,14 +321,15 @@ static sop_status added_in(sop_encoder *e, bool raw, const char *s, size_t n, bo
 
 sop_status sop_encoder_text(sop_encoder *e, const char *text, size_t n, bool special, bool first)
 {
+    if (n <= MAX_TEXT && sop_utf8_valid(text, n) != n) {
+        sop_buf *repaired = e->buffer + SOP_BUFFER_REPAIRED;
+        repaired->n = 0;
+        SOP_TRY(sop_utf8_repair(text, n, repaired));
+        text = repaired->at;
+        n = repaired->n;
+    }
     if (n > MAX_TEXT)
         return sop_fail(SOP_E_LIMIT, "tokenizer encode: %zu bytes, at most %d", n, MAX_TEXT);
-    if (sop_utf8_valid(text, n) != n) {
-        e->repaired.n = 0;
-        SOP_TRY(sop_utf8_repair(text, n, &e->repaired));
-        text = e->repaired.at;
-        n = e->repaired.n;
-    }
     return added_in(e, true, text, n, special, first);
 }
 
@@ -394,12 +391,10 @@ static size_t detok_write(sop_detok *d, const char *s, size_t n, bool end, char 
         if (i == n) break;
         const int k = sop_utf8_step(s + i, n - i);
         if (k == 0 && !end) {
-            d->n_held = (int32_t)(n - i);
-            memcpy(d->held, s + i, n - i);
+            while (i < n) d->held[d->n_held++] = s[i++];
             break;
         }
-        memcpy(out + m, "\xEF\xBF\xBD", 3);
-        m += 3;
+        for (int b = 0; b < 3; b++) out[m++] = "\xEF\xBF\xBD"[b];
         i = k == 0 ? n : i + (size_t)-k;
     }
     return m;

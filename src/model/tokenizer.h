@@ -268,16 +268,23 @@ sop_status sop_tokenizer_parse_json(const char *bytes, size_t n, sop_tokenizer *
 
 typedef struct sop_tok_cached sop_tok_cached;
 
+enum {
+    SOP_BUFFER_REPAIRED,
+    SOP_BUFFER_NORMAL, /* two */
+    SOP_BUFFER_SCRATCH = SOP_BUFFER_NORMAL + 2,
+    SOP_BUFFER_WORD, /* a word's bytes, of letters that stand for them */
+    SOP_BUFFER_WORK, /* symbols and heap of a long word */
+    SOP_BUFFER_STEP, /* what each step of the chain writes */
+    SOP_ENCODER_BUFFERS = SOP_BUFFER_STEP + SOP_TOK_MAX_STEPS
+};
+
 /* What one call needs. Kept in the pool for the next, so an encoder that was used before
  * allocates only for texts longer than any it has seen. */
 typedef struct sop_encoder {
     const sop_tokenizer *t;
     int32_t *ids;
     size_t n_ids, cap_ids;
-    sop_buf repaired, normal[2], scratch;
-    sop_buf step[SOP_TOK_MAX_STEPS]; /* what a step of the chain writes */
-    sop_buf word;                    /* a word's bytes, of letters that stand for them */
-    sop_buf work;                    /* symbols and heap of a long word */
+    sop_buf buffer[SOP_ENCODER_BUFFERS];
     sop_tok_cached *cache;
     void *match; /* pcre2_match_data */
 } sop_encoder;

@@ -341,8 +341,7 @@ sop_status sop_tok_split_literal(sop_tokenizer *t, const char *s, size_t n, int 
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}" \
     "\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-/* PCRE2's \s has U+180E and lacks nothing else of White_Space, which is what the engines that
- * these regexes were written for mean. */
+/* In the engines that these regexes were written for, \s is White_Space; PCRE2's has U+180E too. */
 static sop_status white_space(const char *regex, size_t n, sop_buf *out)
 {
     for (size_t i = 0; i < n; i++) {
@@ -615,10 +614,7 @@ sop_status sop_tok_finish(sop_tokenizer *t)
 {
     static const char *const turn_ends[] = {"<|im_end|>", "<|eot_id|>", "<end_of_turn>"};
     static const char *const other_ends[] = {"<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
-                                             "<|end|>",
-                                             "<\xEF\xBD\x9C"
-                                             "end\xE2\x96\x81of"
-                                             "\xE2\x96\x81sentence\xEF\xBD\x9C>"};
+                                             "<|end|>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"};
     if (t->n_vocab == 0) return sop_fail(SOP_E_FORMAT, "tokenizer: it has no tokens");
     if (t->byte_level)
         for (int b = 0; b < 256; b++) {

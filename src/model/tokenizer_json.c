@@ -199,7 +199,7 @@ static sop_status integer_at(reader *r, size_t at, int64_t *value)
 
 /* ---- components: normalizer, pre_tokenizer, decoder, post_processor ---- */
 
-typedef sop_status component(reader *r, size_t at, const char *type, int depth);
+typedef sop_status component(reader *r, size_t at, const char *type);
 
 /* Calls what for the component at a position; for a Sequence, for each of its parts. */
 static sop_status walk(reader *r, size_t at, const char *parts_key, component *what, int depth)
@@ -212,7 +212,7 @@ static sop_status walk(reader *r, size_t at, const char *parts_key, component *w
     SOP_TRY(string_of(r, at, "type"));
     if (r->text.n >= sizeof type) return refused(r, "component", r->text.at);
     memcpy(type, r->text.at, r->text.n + 1);
-    if (strcmp(type, "Sequence") != 0) return what(r, at, type, depth);
+    if (strcmp(type, "Sequence") != 0) return what(r, at, type);
     SOP_TRY(member(r, at, parts_key, &parts));
     if (!parts) return sop_fail(SOP_E_FORMAT, "%s: a Sequence without %s", r->j.name, parts_key);
     SOP_TRY(enter_array(r, parts, &c));
@@ -238,16 +238,15 @@ static sop_status pattern_of(reader *r, size_t object, bool *regex)
     return SOP_OK;
 }
 
-static sop_status read_norm(reader *r, size_t at, const char *type, int depth)
+static sop_status read_norm(reader *r, size_t at, const char *type)
 {
-    (void)depth;
     if (strcmp(type, "NFC") == 0) return sop_tok_norm_add(r->t, SOP_NORM_NFC, "", 0, "", 0);
     if (strcmp(type, "Prepend") == 0) {
         SOP_TRY(string_of(r, at, "prepend"));
         return sop_tok_norm_add(r->t, SOP_NORM_PREPEND, "", 0, r->text.at, r->text.n);
     }
     if (strcmp(type, "Replace") != 0) return refused(r, "normalizer", type);
-    bool regex;
+    bool regex = false;
     sop_buf from = {0};
     SOP_TRY(pattern_of(r, at, &regex));
     if (regex) return refused(r, "normalizer", "Replace of a Regex");
@@ -270,12 +269,11 @@ static sop_status behaviour_of(reader *r, size_t at, int *behaviour)
     return refused(r, "behavior", r->text.at);
 }
 
-static sop_status read_split(reader *r, size_t at, const char *type, int depth)
+static sop_status read_split(reader *r, size_t at, const char *type)
 {
     sop_tokenizer *t = r->t;
     sop_tok_split split = {.behaviour = SOP_SPLIT_ISOLATED};
     bool yes = false;
-    (void)depth;
     if (strcmp(type, "ByteLevel") == 0) {
         bool regex = true;
         if (t->byte_level) return refused(r, "pre_tokenizer", "a second ByteLevel");
@@ -321,13 +319,12 @@ static sop_status read_split(reader *r, size_t at, const char *type, int depth)
     return cut ? sop_tok_split_literal(t, SOP_TOK_SPACE, 3, SOP_SPLIT_NEXT, false) : SOP_OK;
 }
 
-static sop_status read_decoder(reader *r, size_t at, const char *type, int depth)
+static sop_status read_decoder(reader *r, size_t at, const char *type)
 {
     sop_tokenizer *t = r->t;
-    bool regex, prefix = true;
+    bool regex = false, prefix = true;
     int64_t start = 0;
     size_t found;
-    (void)depth;
     if (strcmp(type, "ByteLevel") == 0 || strcmp(type, "ByteFallback") == 0 ||
         strcmp(type, "Fuse") == 0)
         return SOP_OK;
@@ -355,11 +352,10 @@ static sop_status read_decoder(reader *r, size_t at, const char *type, int depth
 }
 
 /* The token that a TemplateProcessing puts before a text is the BOS. */
-static sop_status read_post(reader *r, size_t at, const char *type, int depth)
+static sop_status read_post(reader *r, size_t at, const char *type)
 {
     size_t single, item, special;
     cursor c;
-    (void)depth;
     if (strcmp(type, "TemplateProcessing") != 0) return SOP_OK; /* others change no ids here */
     SOP_TRY(member(r, at, "single", &single));
     if (!single) return SOP_OK;

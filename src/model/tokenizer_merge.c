@@ -85,11 +85,10 @@ static size_t merge_short(const sop_tokenizer *t, const char *s, symbol *x, size
         if (rank[best] == NONE) break;
         merge_two(t, x + best, x + best + 1, to[best]);
         n--;
-        for (size_t i = best + 1; i < n; i++) {
-            x[i] = x[i + 1];
-            rank[i - 1] = rank[i];
-            to[i - 1] = to[i];
-        }
+        const size_t behind = n - best - 1;
+        memmove(x + best + 1, x + best + 2, behind * sizeof *x);
+        memmove(rank + best, rank + best + 1, behind * sizeof *rank);
+        memmove(to + best, to + best + 1, behind * sizeof *to);
         if (best > 0) rank[best - 1] = pair_of(t, x + best - 1, x + best, s, to + best - 1);
         if (best + 1 < n) rank[best] = pair_of(t, x + best, x + best + 1, s, to + best);
     }
@@ -203,9 +202,9 @@ static sop_status merge_word(sop_encoder *e, const char *s, size_t n)
     if (n <= SHORT) {
         m = merge_short(t, s, x, first_symbols(t, s, n, x));
     } else {
-        e->work.n = 0;
-        SOP_TRY(sop_buf_room(&e->work, work_bytes(n)));
-        x = (symbol *)(void *)e->work.at;
+        sop_buf *work = e->buffer + SOP_BUFFER_WORK;
+        SOP_TRY(sop_buf_room(work, work_bytes(n)));
+        x = (symbol *)(void *)work->at;
         m = first_symbols(t, s, n, x);
         m = m <= SHORT ? merge_short(t, s, x, m) : merge_long(t, s, x, m);
     }

@@ -161,18 +161,18 @@ static sop_status match_regex(sop_encoder *e, const pcre2_code *code, const char
                         at, n, rc);
     const PCRE2_SIZE *span = pcre2_get_ovector_pointer(e->match);
     *from = span[0];
-    *to = span[1] < span[0] ? span[0] : span[1]; /* \K in a lookahead can turn them round */
+    *to = span[1];
     return SOP_OK;
 }
 
 static sop_status cut_regex(fold *f, size_t n)
 {
     size_t done = 0, at = 0, from = 0, to = 0, k;
-    bool found, empty_ok = true; /* an empty match right behind a match does not count */
+    bool found = false, empty_ok = true; /* an empty match right behind a match does not count */
     while (at <= n) {
         SOP_TRY(match_regex(f->e, f->split->regex, f->s, n, at, &from, &to, &found));
         if (!found) break;
-        if (from < done) from = done; /* as above */
+        if (from < done) from = done; /* \K in a lookbehind can turn them round */
         if (to < from) to = from;
         if (from == to && to == done && !empty_ok) {
             if (at >= n) break;
@@ -250,11 +250,12 @@ static sop_status mark_spaces(const sop_tok_split *split, const char *s, size_t 
 static sop_status word_of(sop_encoder *e, const char *s, size_t n)
 {
     if (!e->t->mapped) return sop_encoder_word(e, s, n);
-    e->word.n = 0;
-    SOP_TRY(sop_buf_room(&e->word, n));
-    if (!sop_tok_unmap(s, n, e->word.at, &n))
+    sop_buf *word = e->buffer + SOP_BUFFER_WORD;
+    word->n = 0;
+    SOP_TRY(sop_buf_room(word, n));
+    if (!sop_tok_unmap(s, n, word->at, &n))
         return sop_fail(SOP_E_INTERNAL, "tokenizer: a step cut a letter in two");
-    return sop_encoder_word(e, e->word.at, n);
+    return sop_encoder_word(e, word->at, n);
 }
 
 sop_status sop_encoder_split(sop_encoder *e, int step, const char *s, size_t n, bool first)
@@ -262,7 +263,7 @@ sop_status sop_encoder_split(sop_encoder *e, int step, const char *s, size_t n, 
     if (n == 0) return SOP_OK;
     if (step == e->t->n_splits) return word_of(e, s, n);
     const sop_tok_split *split = e->t->splits + step;
-    sop_buf *out = e->step + step;
+    sop_buf *out = e->buffer + SOP_BUFFER_STEP + step;
     fold f = {.e = e, .split = split, .next = step + 1, .s = s, .first = first};
     out->n = 0;
     switch (split->kind) {

@@ -144,6 +144,22 @@ static void a_regex_that_gives_up_is_an_error(void)
     CHECK(says("regex"));
 }
 
+static void a_normaliser_may_not_blow_a_text_up(void)
+{
+    char norm[8192], text[1000];
+    size_t n;
+    memset(text, 'a', sizeof text);
+    const int head = snprintf(
+        norm, sizeof norm, "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"");
+    memset(norm + head, 'b', 5000);
+    strcpy(norm + head + 5000, "\"}");
+    sop_tokenizer *t = open_made(&(made){.letters = true, .pre = PRE_GPT2, .normalizer = norm});
+    CHECK(n_ids(t, text, 1) == 5000);
+    CHECK(sop_tokenizer_encode(t, text, 1000, false, NULL, 0, &n) == SOP_E_LIMIT);
+    CHECK(says("of 1000"));
+    sop_tokenizer_close(t);
+}
+
 static void a_prefix_space_goes_before_each_piece(void)
 {
     static const char *const tokens[] = {G "a", NULL};
@@ -1035,6 +1051,7 @@ int main(void)
     RUN(the_known_regexes_cut_as_they_say);
     RUN(other_regexes_cut_with_every_behaviour);
     RUN(a_regex_that_gives_up_is_an_error);
+    RUN(a_normaliser_may_not_blow_a_text_up);
     RUN(a_prefix_space_goes_before_each_piece);
     RUN(the_best_rank_merges_first_and_the_leftmost_of_equals);
     RUN(a_long_word_is_merged_like_a_short_one);
