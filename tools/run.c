@@ -1,4 +1,5 @@
 /* superop run: answer a prompt, streaming, or hold a conversation. */
+#include <float.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@
 static const char *o_prompt, *o_file;
 static bool o_chat, o_raw, o_json;
 static int64_t o_n = 512, o_top_k, o_seed = 1, o_logprobs;
-static double o_temperature, o_top_p, o_min_p;
+static double o_temperature, o_top_p = 1, o_min_p;
 
 static volatile sig_atomic_t interrupted;
 
@@ -104,8 +105,8 @@ static int feed(loaded *m, const int32_t *ids, int64_t n, uint64_t counter, int3
             .n_ids = (int32_t)(left < most ? left : most),
             .ids = ids + at,
             .want = left <= most ? SOP_WANT_LAST : SOP_WANT_NONE,
-            .sampling = {(float)o_temperature, (float)o_top_p, (float)o_min_p, (int32_t)o_top_k,
-                         (uint64_t)o_seed, counter},
+            .sampling = {(float)o_temperature, fmaxf((float)o_top_p, FLT_MIN), (float)o_min_p,
+                         (int32_t)o_top_k, (uint64_t)o_seed, counter},
         };
         const sop_status s = sop_super_step(m->super, &item, 1, next, logits);
         if (s != SOP_OK) {
@@ -424,7 +425,7 @@ static const cli_option options[] = {
     {"temperature", 0, CLI_REAL, &o_temperature, "T", .help = "0 takes the likeliest token (0)",
      .hi = 100},
     {"top-k", 0, CLI_INT, &o_top_k, "K", .help = "among the K likeliest; 0: all (0)", .hi = 1e9},
-    {"top-p", 0, CLI_REAL, &o_top_p, "P", .help = "among those with this mass; 0: all (0)",
+    {"top-p", 0, CLI_REAL, &o_top_p, "P", .help = "among those with this mass; 1: all (1)",
      .hi = 1},
     {"min-p", 0, CLI_REAL, &o_min_p, "P", .help = "at least P times as likely as the best (0)",
      .hi = 1},

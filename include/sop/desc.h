@@ -204,7 +204,8 @@ enum { SOP_SOFTMAX_X, SOP_SOFTMAX_LIVE, SOP_SOFTMAX_Y, SOP_SOFTMAX_ROLES };
 /** What a sequence wants of its next token; an operand row of sample. */
 typedef struct sop_sampling {
     float temperature;      /* 0: greedy, the lowest index of the largest finite logit */
-    float top_p;            /* smallest set with this mass, at least one; 0 or >= 1: off. */
+    float top_p;            /* smallest set with this mass, at least one; 0 or >= 1: off, so that
+                          * an empty struct is greedy; a user's 0 is passed as FLT_MIN */
     float min_p;            /* tokens with p >= min_p * p_max; 0: off */
     int32_t top_k;          /* 0: off; ties at the border go to the lower index */
     uint64_t seed, counter; /* the draw is a function of (seed, counter) alone */

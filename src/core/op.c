@@ -60,9 +60,11 @@ void sop_put(const sop_call *call, const sop_judge *judge, int32_t role, int32_t
     }
     if (!judge->value[role]) return;
     judge->value[role][index] = value;
-    /* The smallest normal covers results that are subnormal or flushed by nobody. */
+    /* Half the distance of two subnormals, where a share of the value says nothing. */
     judge->bound[role][index] = bound + (1 + 0x1p-10) * sop_unit(dtype) * fabs(value) +
-                                (dtype == SOP_F16 ? 0x1p-25 : 0x1p-149);
+                                (dtype == SOP_F16    ? 0x1p-25
+                                 : dtype == SOP_BF16 ? 0x1p-134
+                                                     : 0x1p-149);
 }
 
 /* Bytes from the first element to the end of the last. */

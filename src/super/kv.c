@@ -266,7 +266,7 @@ sop_status sop_kv_truncate(sop_kv *kv, int32_t seq, int64_t length)
     if (length < 0 || length > s->length)
         return sop_fail(SOP_E_ARG, "kv: cut to %lld, the sequence has %lld tokens",
                         (long long)length, (long long)s->length);
-    for (int32_t k = 0; k < kv->n_groups; k++) {
+    for (int32_t k = 0; k < kv->n_groups && length; k++) {
         /* The next token must still find its whole window. */
         const int64_t w = kv->group[k].window, first = length - w + 1;
         if (w && s->dropped[k] * SOP_KV_PAGE > (first > 0 ? first : 0) && length < s->length)
@@ -278,6 +278,8 @@ sop_status sop_kv_truncate(sop_kv *kv, int32_t seq, int64_t length)
     }
     s->length = length;
     sop_kv_rollback(kv, seq);
+    if (length == 0)
+        for (int32_t k = 0; k < kv->n_groups; k++) s->dropped[k] = 0;
     return SOP_OK;
 }
 
@@ -356,7 +358,7 @@ void sop_kv_rollback(sop_kv *kv, int32_t seq)
     const int64_t keep = pages_of(s->length);
     for (int32_t k = 0; k < kv->n_groups; k++)
         if (s->listed[k] > keep) {
-            drop_pages(kv, k, s, keep, s->listed[k]);
+            drop_pages(kv, k, s, keep > s->dropped[k] ? keep : s->dropped[k], s->listed[k]);
             s->listed[k] = keep;
         }
 }

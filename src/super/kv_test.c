@@ -143,6 +143,11 @@ static void a_windowed_group_gives_pages_back_and_keeps_its_window(void)
     CHECK(sop_kv_truncate(kv, s, 4090) == SOP_OK);
     CHECK(sop_kv_truncate(kv, s, 1000) == SOP_E_ARG);
     CHECK(sop_kv_length(kv, s) == 4090);
+    const int64_t all = sop_kv_pages(kv, g);
+    CHECK(sop_kv_truncate(kv, s, 0) == SOP_OK && free_pages(kv, g) == all);
+    append(kv, s, 64);
+    sop_kv_table(kv, g, s, table);
+    CHECK(table[0] >= 0 && free_pages(kv, g) == all - 1);
     sop_kv_destroy(kv);
 }
 
