@@ -28,7 +28,7 @@ install: build
 	@DESTDIR='$(DESTDIR)' cmake --install build/release
 
 release:
-	@[ -e build/release/build.ninja ] || cmake --preset release
+	@[ -e build/release/build.ninja ] || cmake --preset release >/dev/null
 	@cmake --build build/release --target superop superop_static superop_command
 	@ln -sfn release/superop build/superop
 
