@@ -31,7 +31,7 @@ static int64_t core_floats(const sop_attention_desc *d, int64_t queries)
 {
     const int64_t rows = queries * (d->heads / d->kv_heads), tile = SOP_ATTENTION_TILE;
     const int64_t k = round_up(d->k, 16), v = round_up(d->v, 16);
-    return round_up(rows * (k + v + 17), 16) + tile * (16 + k + v);
+    return round_up(rows * (k + v + 17), 16) + tile * (k + v);
 }
 
 static sop_status plan(const sop_attention_desc *d, const sop_facts *facts, size_t budget,

@@ -57,6 +57,12 @@ static inline vf vf_fma(vf a, vf b, vf c) /* a * b + c */
     return _mm256_fmadd_ps(a, b, c);
 }
 
+/* VF elements of a type: f32, f16 or bf16; as a constant it costs nothing. */
+static inline vf vf_decode(const void *p, int32_t dtype)
+{
+    return sop_decode8(p, dtype);
+}
+
 static inline vf vf_tanh(vf a)
 {
     return sop_tanh8(a);
@@ -105,18 +111,52 @@ static inline float vf_sum16(const vf a[2])
     return sop_sum8(vf_add(a[0], a[1]));
 }
 
-/* Sums of VF / 2 vectors: a[r][j] into out[r * stride + j], r < rows <= VF / 4, j < 4. */
-static inline void vf_sums(vf a[2][4], int rows, float *out, int64_t stride)
+/* ---- 16-bit elements, turned in lanes of 8 ---- */
+
+typedef __m256i vh;
+
+/* Lane l: 8 elements from byte `at` of row[8 * l] on. */
+static inline vh vh_rows(const char *const *row, int64_t at)
 {
-    vf x[4];
-    for (int j = 0; j < 4; j++) /* row 0 in the low half, row 1 in the high one */
-        x[j] = vf_add(_mm256_blend_ps(a[0][j], a[1][j], 0xf0),
-                      _mm256_permute2f128_ps(a[0][j], a[1][j], 0x21));
-    const vf y = vf_add(_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1]));
-    const vf z = vf_add(_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3]));
-    const vf s = vf_add(_mm256_shuffle_ps(y, z, 0x44), _mm256_shuffle_ps(y, z, 0xee));
-    _mm_storeu_ps(out, _mm256_castps256_ps128(s));
-    if (rows > 1) _mm_storeu_ps(out + stride, _mm256_extractf128_ps(s, 1));
+    const __m128i low = _mm_loadu_si128((const __m128i *)(const void *)(row[0] + at));
+    const __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(row[8] + at));
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+
+static inline void vh_store(uint16_t *p, vh a)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, a);
+}
+
+/* The elements of 16, 32 and 64 bits of the low or the high half of each lane, in turns. */
+static inline vh vh_low16(vh a, vh b)
+{
+    return _mm256_unpacklo_epi16(a, b);
+}
+
+static inline vh vh_high16(vh a, vh b)
+{
+    return _mm256_unpackhi_epi16(a, b);
+}
+
+static inline vh vh_low32(vh a, vh b)
+{
+    return _mm256_unpacklo_epi32(a, b);
+}
+
+static inline vh vh_high32(vh a, vh b)
+{
+    return _mm256_unpackhi_epi32(a, b);
+}
+
+static inline vh vh_low64(vh a, vh b)
+{
+    return _mm256_unpacklo_epi64(a, b);
+}
+
+static inline vh vh_high64(vh a, vh b)
+{
+    return _mm256_unpackhi_epi64(a, b);
 }
 
 #endif

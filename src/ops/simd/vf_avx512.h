@@ -56,6 +56,17 @@ static inline vf vf_fma(vf a, vf b, vf c)
     return _mm512_fmadd_ps(a, b, c);
 }
 
+static inline vf vf_decode(const void *p, int32_t dtype)
+{
+    switch (dtype) {
+    case SOP_F32: return _mm512_loadu_ps(p);
+    case SOP_F16: return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+    default:
+        return _mm512_castsi512_ps(
+            _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+    }
+}
+
 static inline vf vf_tanh(vf a)
 {
     const __m256 lo = sop_tanh8(_mm512_castps512_ps256(a));
@@ -98,23 +109,52 @@ static inline float vf_sum16(const vf a[1])
     return sop_sum8(_mm256_add_ps(_mm512_castps512_ps256(a[0]), _mm512_extractf32x8_ps(a[0], 1)));
 }
 
-static inline void vf_sums(vf a[4][4], int rows, float *out, int64_t stride)
+typedef __m512i vh;
+
+static inline vh vh_rows(const char *const *row, int64_t at)
 {
-    vf x[4];
-    for (int j = 0; j < 4; j++) { /* row r in quarter r */
-        const vf s = vf_add(_mm512_shuffle_f32x4(a[0][j], a[1][j], 0x44),
-                            _mm512_shuffle_f32x4(a[0][j], a[1][j], 0xee));
-        const vf t = vf_add(_mm512_shuffle_f32x4(a[2][j], a[3][j], 0x44),
-                            _mm512_shuffle_f32x4(a[2][j], a[3][j], 0xee));
-        x[j] = vf_add(_mm512_shuffle_f32x4(s, t, 0x88), _mm512_shuffle_f32x4(s, t, 0xdd));
-    }
-    const vf y = vf_add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-    const vf z = vf_add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-    const vf s = vf_add(_mm512_shuffle_ps(y, z, 0x44), _mm512_shuffle_ps(y, z, 0xee));
-    _mm_storeu_ps(out, _mm512_castps512_ps128(s));
-    if (rows > 1) _mm_storeu_ps(out + stride, _mm512_extractf32x4_ps(s, 1));
-    if (rows > 2) _mm_storeu_ps(out + 2 * stride, _mm512_extractf32x4_ps(s, 2));
-    if (rows > 3) _mm_storeu_ps(out + 3 * stride, _mm512_extractf32x4_ps(s, 3));
+    vh a = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)(row[0] + at)));
+    a = _mm512_mask_broadcast_i32x4(a, 0x00f0,
+                                    _mm_loadu_si128((const __m128i *)(const void *)(row[8] + at)));
+    a = _mm512_mask_broadcast_i32x4(a, 0x0f00,
+                                    _mm_loadu_si128((const __m128i *)(const void *)(row[16] + at)));
+    return _mm512_mask_broadcast_i32x4(
+        a, 0xf000, _mm_loadu_si128((const __m128i *)(const void *)(row[24] + at)));
+}
+
+static inline void vh_store(uint16_t *p, vh a)
+{
+    _mm512_storeu_si512(p, a);
+}
+
+static inline vh vh_low16(vh a, vh b)
+{
+    return _mm512_unpacklo_epi16(a, b);
+}
+
+static inline vh vh_high16(vh a, vh b)
+{
+    return _mm512_unpackhi_epi16(a, b);
+}
+
+static inline vh vh_low32(vh a, vh b)
+{
+    return _mm512_unpacklo_epi32(a, b);
+}
+
+static inline vh vh_high32(vh a, vh b)
+{
+    return _mm512_unpackhi_epi32(a, b);
+}
+
+static inline vh vh_low64(vh a, vh b)
+{
+    return _mm512_unpacklo_epi64(a, b);
+}
+
+static inline vh vh_high64(vh a, vh b)
+{
+    return _mm512_unpackhi_epi64(a, b);
 }
 
 #endif
