@@ -182,6 +182,10 @@ static const sop_row rows[] = {
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .layout = SOP_LAYOUT_PLAIN, .refuse = takes_all, .run = sop_linear_cuda},
 #endif
+    {sizeof(sop_row), SOP_DEVICE_CPU, "linear_bf16x2_amx", "c", SOP_CPU_AMX,
+     SOP_ROW_QUANT_X | SOP_ROW_INVARIANT, .layout = SOP_LAYOUT_PANEL16,
+     .refuse = sop_linear_bf16x2_refuse, .plan = sop_linear_bf16x2_plan,
+     .run = sop_linear_bf16x2_amx},
     {sizeof(sop_row), SOP_DEVICE_CPU, "linear_q8x_vnni", "c", SOP_CPU_VNNI,
      SOP_ROW_QUANT_X | SOP_ROW_INVARIANT, .layout = SOP_LAYOUT_PANEL16,
      .refuse = sop_linear_q8x_refuse, .plan = sop_linear_q8x_vnni_plan, .run = sop_linear_q8x_vnni},

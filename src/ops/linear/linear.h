@@ -7,6 +7,12 @@
 extern const char *const sop_linear_cases[];                                   /* linear_cases.c */
 sop_status sop_linear_reference(const sop_call *call, const sop_judge *judge); /* linear_ref.c */
 sop_status sop_linear_ref(const sop_call *call);
+/* many tokens on tiles: linear_bf16x2_amx.c */
+const char *sop_linear_bf16x2_refuse(const void *desc);
+sop_status sop_linear_bf16x2_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                  size_t budget, sop_split *split);
+sop_status sop_linear_bf16x2_amx(const sop_call *call);
+
 sop_status sop_linear_cuda(const sop_call *call);
 const char *sop_linear_c_refuse(const void *desc); /* linear_c.c */
 sop_status sop_linear_c(const sop_call *call);

@@ -18,151 +18,16 @@ enum { R = SOP_PANEL_ROWS, NV = R / VF, WIDEST = SOP_F32X_WIDEST };
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 
-/* ---- decode: 32 k of a panel to out [32][16], NV vectors a row ---- */
-
-/* d and m of group g: w = d q + m. */
-struct scale {
-    vf d, m;
-};
-
-INLINE struct scale scale_of(int32_t dtype, const uint8_t *w, int64_t g, int v)
+/* Rows of 16 floats: [k][16]. */
+INLINE void decode_put(int32_t dtype, float *out, int quad, int v, const vf f[4])
 {
-    const vf d = vb_half(w + 2 * VF * v);
-    switch (dtype) {
-    case SOP_Q4_0: return (struct scale){d, vf_mul(d, vf_set(-8))};
-    case SOP_Q5_0: return (struct scale){d, vf_mul(d, vf_set(-16))};
-    case SOP_Q4_1:
-    case SOP_Q5_1: return (struct scale){d, vb_half(w + 32 + 2 * VF * v)};
-    case SOP_Q4_K:
-    case SOP_Q5_K: {
-        const vf m = vf_mul(vb_half(w + 32 + 2 * VF * v), vb_u8(w + 192 + 16 * g + VF * v));
-        return (struct scale){vf_mul(d, vb_u8(w + 64 + 16 * g + VF * v)), vf_sub(vf_zero(), m)};
-    }
-    default: return (struct scale){d, vf_zero()};
-    }
+    (void)dtype;
+    UNROLL for (int i = 0; i < 4; i++) vf_store(out + R * (4 * quad + i) + VF * v, f[i]);
 }
+typedef float decoded;
+enum { DECODED_STEP = 32 * R };
 
-/* The 4 k of a quad of unsigned bytes. */
-INLINE void put_quad(float *out, vb quad, struct scale s)
-{
-    UNROLL for (int i = 0; i < 4; i++) vf_store(out + R * i, vf_fma(s.d, vb_byte(quad, i), s.m));
-}
-
-INLINE void decode_nibbles(int32_t dtype, const uint8_t *w, const uint8_t *q, int64_t g, float *out)
-{
-    const int five = dtype == SOP_Q5_0 || dtype == SOP_Q5_1 || dtype == SOP_Q5_K;
-    for (int v = 0; v < NV; v++) {
-        const struct scale s = scale_of(dtype, w, g, v);
-        const vb fifth = vb_load(q + 4 * VF * v);
-        UNROLL for (int i = 0; i < 4; i++)
-        {
-            const vb both = vb_load(q + (five ? 64 : 0) + 64 * i + 4 * VF * v);
-            vb low = vb_low4(both), high = vb_high4(both);
-            if (five) {
-                low = vb_or(low, vb_bit4(fifth, i));
-                high = vb_or(high, vb_bit4(fifth, i + 4));
-            }
-            put_quad(out + 4 * R * i + VF * v, low, s);
-            put_quad(out + 4 * R * (i + 4) + VF * v, high, s);
-        }
-    }
-}
-
-INLINE void decode_q8_0(const uint8_t *w, float *out)
-{
-    for (int v = 0; v < NV; v++) {
-        const vf d = vb_half(w + 2 * VF * v);
-        UNROLL for (int i = 0; i < 8; i++)
-        {
-            const vb quad = vb_load(w + 32 + 64 * i + 4 * VF * v);
-            UNROLL for (int c = 0; c < 4; c++)
-                vf_store(out + R * (4 * i + c) + VF * v, vf_mul(d, vb_signed(quad, c)));
-        }
-    }
-}
-
-INLINE void decode_q6_k(const uint8_t *w, int64_t g, float *out)
-{
-    for (int c = 0; c < 2; c++)
-        for (int v = 0; v < NV; v++) {
-            const uint8_t *q = w + 288 + 192 * (2 * g + c) + 4 * VF * v;
-            const vf d = vf_mul(vb_half(w + 2 * VF * v), vb_i8(w + 32 + 16 * (2 * g + c) + VF * v));
-            const struct scale s = {d, vf_mul(d, vf_set(-32))};
-            const vb a = vb_load(q), b = vb_load(q + 64), high = vb_load(q + 128);
-            float *to = out + 16 * R * c + VF * v;
-            put_quad(to, vb_or(vb_low4(a), vb_bits45(high, 0)), s);
-            put_quad(to + 4 * R, vb_or(vb_high4(a), vb_bits45(high, 1)), s);
-            put_quad(to + 8 * R, vb_or(vb_low4(b), vb_bits45(high, 2)), s);
-            put_quad(to + 12 * R, vb_or(vb_high4(b), vb_bits45(high, 3)), s);
-        }
-}
-
-INLINE void decode_plain(int32_t dtype, const uint8_t *w, float *out)
-{
-    for (int v = 0; v < NV; v++) {
-        if (dtype == SOP_BF16) {
-            UNROLL for (int i = 0; i < 16; i++) /* pair i: k = 4 (i / 2) + i % 2, and k + 2 */
-            {
-                const vb pair = vb_load(w + 64 * i + 4 * VF * v);
-                float *to = out + R * (4 * (i / 2) + i % 2) + VF * v;
-                vf_store(to, vb_bf16(pair, 0));
-                vf_store(to + 2 * R, vb_bf16(pair, 1));
-            }
-        } else {
-            UNROLL for (int i = 0; i < 32; i++)
-                vf_store(out + R * i + VF * v, dtype == SOP_F16
-                                                   ? vb_half(w + 32 * i + 2 * VF * v)
-                                                   : vf_load((const float *)w + R * i + VF * v));
-        }
-    }
-}
-
-/* k0 to k0 + KC of a panel, k0 and KC multiples of 32. */
-INLINE void decode_blocks(int32_t dtype, const uint8_t *w, int64_t k0, int64_t kn, float *out)
-{
-    const int64_t block = sop_panel_block(dtype);
-    const size_t bytes = sop_panel_block_bytes(dtype);
-    const int five = dtype == SOP_Q5_0 || dtype == SOP_Q5_1 || dtype == SOP_Q5_K;
-    for (int64_t k = k0; k < k0 + kn; k += 32, out += 32 * R) {
-        const uint8_t *at = w + (size_t)(k / block) * bytes;
-        const int64_t g = k % block / 32;
-        for (int i = 0; i < 320; i += 64)
-            _mm_prefetch((const char *)at + 2048 + 320 * g + i, _MM_HINT_T0);
-        switch (dtype) {
-        case SOP_F32:
-        case SOP_F16:
-        case SOP_BF16: decode_plain(dtype, at, out); break;
-        case SOP_Q8_0: decode_q8_0(at, out); break;
-        case SOP_Q6_K: decode_q6_k(at, g, out); break;
-        case SOP_Q4_K:
-        case SOP_Q5_K: decode_nibbles(dtype, at, at + 320 + (five ? 320 : 256) * g, g, out); break;
-        default:
-            decode_nibbles(dtype, at, at + (dtype == SOP_Q4_1 || dtype == SOP_Q5_1 ? 64 : 32), g,
-                           out);
-        }
-    }
-}
-
-static void decode(int32_t dtype, const uint8_t *w, int64_t k0, int64_t kn, float *out)
-{
-    switch (dtype) { /* each with its own copy of decode_blocks */
-#define ONE(type) \
-    case type: decode_blocks(type, w, k0, kn, out); break;
-        ONE(SOP_F32)
-        ONE(SOP_F16)
-        ONE(SOP_BF16)
-        ONE(SOP_Q8_0)
-        ONE(SOP_Q4_0)
-        ONE(SOP_Q4_1)
-        ONE(SOP_Q5_0)
-        ONE(SOP_Q5_1)
-        ONE(SOP_Q4_K)
-        ONE(SOP_Q5_K)
-        ONE(SOP_Q6_K)
-#undef ONE
-    default: break;
-    }
-}
+#include "ops/linear/decode.h"
 
 /* ---- multiply ---- */
 
