@@ -29,7 +29,7 @@ install: build
 
 release:
 	@[ -e build/release/build.ninja ] || cmake --preset release >/dev/null
-	@cmake --build build/release --target superop superop_static superop_command
+	@cmake --build build/release --target superop_shared superop_static superop_command
 	@ln -sfn release/superop build/superop
 
 clean:
