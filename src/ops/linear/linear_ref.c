@@ -7,7 +7,8 @@
  *   |x| (|d s| (q + zero) + |m t|). The worst case is k u A. Roundings of one sum are no more alike than coin tosses, and then
  *   8 sqrt(k) u A is passed with a probability below 1e-13 (Higham and Mary, "A New Approach to
  *   Probabilistic Rounding Error Analysis", 2019, theorem 2.4, with lambda = 8). 8 more steps are for
- *   decoding w, scaling, bias. Where results are subnormal, a step is off by up to 2^-150.
+ *   decoding w, scaling, bias. Where results are subnormal, a step is off by up to 2^-150;
+ *   a row that quantises x may drop them, 2^-126.
  * - A row that quantises x (SOP_ROW_QUANT_X) takes each x for one at most half a step away; a step is
  *   1/127 of the largest |x| among 32 (256 for formats with such blocks). That is h sum |w| over the
  *   block. bfloat16 for both x and w is inside: (1 + 2^-9)^2 - 1 < 1/254. 2^-10 more is for the
@@ -95,7 +96,7 @@ static void one_row(const struct job *job, int64_t i, int64_t t0, int64_t t1)
         const int64_t width = d->n[0] + d->n[1] + d->n[2];
         sop_put(job->call, job->judge, SOP_LINEAR_Y, d->y_dtype, t * d->y_stride + job->at + i,
                 t * width + job->at + i, sum[t - t0] + b,
-                gamma * (size[t - t0] + fabs(b)) + step[t - t0] + k * 0x1p-149);
+                gamma * (size[t - t0] + fabs(b)) + step[t - t0] + k * (quant ? 0x1p-126 : 0x1p-149));
     }
 }
 
