@@ -96,7 +96,8 @@ static void one_row(const struct job *job, int64_t i, int64_t t0, int64_t t1)
         const int64_t width = d->n[0] + d->n[1] + d->n[2];
         sop_put(job->call, job->judge, SOP_LINEAR_Y, d->y_dtype, t * d->y_stride + job->at + i,
                 t * width + job->at + i, sum[t - t0] + b,
-                gamma * (size[t - t0] + fabs(b)) + step[t - t0] + k * (quant ? 0x1p-126 : 0x1p-149));
+                gamma * (size[t - t0] + fabs(b)) + step[t - t0] +
+                    k * (quant ? 0x1p-126 : 0x1p-149));
     }
 }
 
