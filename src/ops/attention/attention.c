@@ -271,7 +271,7 @@ static const sop_row rows[] = {
     {sizeof(sop_row), SOP_DEVICE_CPU, "attention_f32_c", "c", 0, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .plan = sop_attention_plan_flash, .run = sop_attention_f32_c},
     {sizeof(sop_row), SOP_DEVICE_CPU, "attention_ref", "c", 0, SOP_ROW_REFERENCE | SOP_ROW_INVARIANT,
-     .refuse = takes_all, .run = sop_attention_ref},
+     .refuse = takes_all, .plan = sop_attention_plan_ref, .run = sop_attention_ref},
 };
 #undef PATH
 /* clang-format on */

@@ -12,6 +12,8 @@
 
 sop_status sop_attention_reference(const sop_call *call,
                                    const sop_judge *judge); /* attention_ref.c */
+sop_status sop_attention_plan_ref(const void *desc, const int32_t *params, const sop_facts *facts,
+                                  size_t budget, sop_split *split);
 sop_status sop_attention_ref(const sop_call *call);
 sop_status sop_attention_cuda(const sop_call *call);
 sop_status sop_attention_f32_c(const sop_call *call);      /* attention_c.c */

@@ -17,6 +17,7 @@
  * taken as 0. */
 #include <math.h>
 
+#include "base/status.h"
 #include "core/op.h"
 #include "ops/attention/attention.h"
 
@@ -26,9 +27,9 @@ struct row {
     const int32_t *table;
     int64_t q_at, g;
     int64_t lo, hi;
-    double m, l, lse; /* largest score; sum of exp(z - m); m + log l */
-    double fixed;     /* the part of e_j that is the same for all keys */
-    double weights_off, largest_e;
+    double *p, *p_off; /* of the keys [lo, hi): scores, then weights; how far they may be off */
+    int64_t *v_at;     /* where their values begin */
+    double l, lse, weights_off, largest_e, sums;
 };
 
 static int64_t place(const struct row *r, int64_t j, int64_t page, int64_t token, int64_t head)
@@ -44,13 +45,13 @@ static double score(const struct row *r, int64_t j, double *off)
     const int64_t k_at = place(r, j, d->kp_page, d->kp_token, d->kp_head);
     double dot = 0, sum = 0;
     for (int64_t i = 0; i < d->k; i++) {
-        const double t = sop_load(r->call->args[SOP_ATTENTION_Q].data, d->q_dtype, r->q_at + i) *
-                         sop_load(r->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype, k_at + i);
-        dot += t;
-        sum += fabs(t);
+        const double q = sop_load(r->call->args[SOP_ATTENTION_Q].data, d->q_dtype, r->q_at + i);
+        const double k = sop_load(r->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype, k_at + i);
+        dot += q * k;
+        sum += fabs(q * k);
     }
     double z = (double)d->scale * dot;
-    *off = (double)(d->k + 4) * SOP_U32 * fabs((double)d->scale) * sum;
+    *off = fabs((double)d->scale) * (double)(d->k + 4) * SOP_U32 * sum;
     if (d->cap > 0) {
         z = (double)d->cap * tanh(z / (double)d->cap);
         *off += 8 * SOP_U32 * fabs(z);
@@ -64,73 +65,68 @@ static double grown(double a, double e)
     return e < 1 ? exp(a) * expm1(e) : exp(fmin(a + e, 700)) - exp(a);
 }
 
-static void sense(struct row *r, const sop_judge *judge)
-{
-    const double n = (double)(r->hi - r->lo);
-    double off;
-    r->m = -INFINITY;
-    r->l = r->weights_off = r->largest_e = 0;
-    for (int64_t j = r->lo; j < r->hi; j++) r->m = fmax(r->m, score(r, j, &off));
-    for (int64_t j = r->lo; j < r->hi; j++) r->l += exp(score(r, j, &off) - r->m);
-    r->lse = r->m + log(r->l);
-    if (!judge) return;
-    r->fixed = SOP_U32 * (4 + 6 * (n / 64 + 1));
-    if (judge->traits & (SOP_ROW_TILED | SOP_ROW_RING))
-        r->fixed += SOP_U32 * (2 * fabs(r->lse) + 12) * (n / 128 + 1);
-    for (int64_t j = r->lo; j < r->hi; j++) {
-        const double a = score(r, j, &off) - r->m, e = off - SOP_U32 * a + r->fixed;
-        r->weights_off += grown(a, e) / r->l;
-        r->largest_e = fmax(r->largest_e, e);
-    }
-}
-
-/* Channels [c, c + n) of the result. */
-enum { CHANNELS = 256 };
-static void put_channels(const struct row *r, const sop_judge *judge, int64_t o_at, int64_t dense,
-                         int64_t c, int64_t n)
+/* The weights, and how far they and their sum may be off for a row of these traits. */
+static void weigh(struct row *r, uint32_t traits)
 {
     const sop_attention_desc *d = r->call->desc;
-    double o[CHANNELS] = {0}, size[CHANNELS] = {0}, off[CHANNELS] = {0};
-    double least[CHANNELS], most[CHANNELS];
-    for (int64_t i = 0; i < n; i++) least[i] = INFINITY, most[i] = -INFINITY;
-    for (int64_t j = r->lo; j < r->hi; j++) {
-        const int64_t v_at = place(r, j, d->vp_page, d->vp_token, d->vp_head) + c;
-        double z_off;
-        const double a = score(r, j, &z_off) - r->m, p = exp(a) / r->l;
-        const double p_off = judge ? grown(a, z_off - SOP_U32 * a + r->fixed) / r->l : 0;
-        for (int64_t i = 0; i < n; i++) {
-            const double v =
-                sop_load(r->call->args[SOP_ATTENTION_V_POOL].data, d->kv_dtype, v_at + i);
-            o[i] += p * v;
-            size[i] += p * fabs(v);
-            off[i] += (p_off + 0x1p-120) * fabs(v);
-            least[i] = fmin(least[i], v);
-            most[i] = fmax(most[i], v);
-        }
+    const int64_t keys = r->hi - r->lo;
+    const double tiles = (double)keys / 64 + 1;
+    double m = -INFINITY;
+    r->l = 0;
+    for (int64_t j = 0; j < keys; j++) {
+        r->v_at[j] = place(r, r->lo + j, d->vp_page, d->vp_token, d->vp_head);
+        r->p[j] = score(r, r->lo + j, &r->p_off[j]);
+        m = fmax(m, r->p[j]);
     }
-    const double sums = SOP_U32 * (64 + 3 * ((double)(r->hi - r->lo) / 64 + 1));
-    for (int64_t i = 0; i < n; i++) {
-        const double rounding = sums * (size[i] + fabs(o[i])) + (4 * SOP_U32) * fabs(o[i]);
-        const double spread = most[i] - least[i];
-        sop_put(r->call, judge, SOP_ATTENTION_O, d->o_dtype, o_at + c + i, dense + c + i, o[i],
-                r->hi > r->lo ? fmin(off[i] + r->weights_off * fabs(o[i]), spread) + rounding : 0);
+    for (int64_t j = 0; j < keys; j++) r->l += exp(r->p[j] - m);
+    r->lse = m + log(r->l);
+    double fixed = SOP_U32 * (4 + 6 * tiles);
+    if (traits & (SOP_ROW_TILED | SOP_ROW_RING))
+        fixed += SOP_U32 * (2 * fabs(r->lse) + 12) * ((double)keys / 128 + 1);
+    r->weights_off = r->largest_e = 0;
+    for (int64_t j = 0; j < keys; j++) {
+        const double a = r->p[j] - m, e = r->p_off[j] - SOP_U32 * a + fixed;
+        r->p[j] = exp(a) / r->l;
+        r->p_off[j] = grown(a, e) / r->l;
+        r->weights_off += r->p_off[j];
+        r->largest_e = fmax(r->largest_e, e);
     }
+    r->sums = SOP_U32 * (64 + 3 * tiles);
+}
+
+/* Channel i of the result, at place `at` of o and `dense` of the dense one. */
+static void put_channel(const struct row *r, const sop_judge *judge, int64_t i, int64_t at,
+                        int64_t dense)
+{
+    const sop_attention_desc *d = r->call->desc;
+    const void *pool = r->call->args[SOP_ATTENTION_V_POOL].data;
+    double o = 0, size = 0, off = 0, least = INFINITY, most = -INFINITY;
+    for (int64_t j = 0; j < r->hi - r->lo; j++) {
+        const double v = sop_load(pool, d->kv_dtype, r->v_at[j] + i), p = r->p[j];
+        o += p * v;
+        if (!judge) continue;
+        size += p * fabs(v);
+        off += (r->p_off[j] + 0x1p-120) * fabs(v);
+        least = v < least ? v : least;
+        most = v > most ? v : most;
+    }
+    off = fmin(off + r->weights_off * fabs(o), most - least) + r->sums * (size + fabs(o)) +
+          4 * SOP_U32 * fabs(o);
+    sop_put(r->call, judge, SOP_ATTENTION_O, d->o_dtype, at, dense, o, r->hi > r->lo ? off : 0);
 }
 
 static void put_row(struct row *r, const sop_judge *judge, int64_t token, int64_t h)
 {
     const sop_attention_desc *d = r->call->desc;
     const int64_t at = token * d->heads + h;
-    sense(r, judge);
-    for (int64_t c = 0; c < d->v; c += CHANNELS)
-        put_channels(r, judge, token * d->o_stride + h * d->o_head, at * d->v, c,
-                     d->v - c < CHANNELS ? d->v - c : CHANNELS);
+    weigh(r, judge ? judge->traits : 0);
+    for (int64_t i = 0; i < d->v; i++)
+        put_channel(r, judge, i, token * d->o_stride + h * d->o_head + i, at * d->v + i);
     if (r->call->args[SOP_ATTENTION_LSE].data) {
-        const double sums = SOP_U32 * (64 + 3 * ((double)(r->hi - r->lo) / 64 + 1));
-        const double bound =
-            fmin(r->weights_off, r->largest_e) + sums + 4 * SOP_U32 * (1 + fabs(r->lse));
+        const double off =
+            fmin(r->weights_off, r->largest_e) + r->sums + 4 * SOP_U32 * (1 + fabs(r->lse));
         sop_put(r->call, judge, SOP_ATTENTION_LSE, SOP_F32, at, at, r->lse,
-                r->hi > r->lo ? bound : 0);
+                r->hi > r->lo ? off : 0);
     }
 }
 
@@ -150,11 +146,26 @@ sop_status sop_attention_reference(const sop_call *call, const sop_judge *judge)
                         (const int32_t *)call->args[SOP_ATTENTION_TABLE].data + s * d->table_stride,
                     .q_at = (first + i) * d->q_stride + h * d->q_head,
                     .g = h / (d->heads / d->kv_heads),
+                    .p = call->scratch,
+                    .p_off = (double *)call->scratch + d->max_kv,
+                    .v_at = (int64_t *)call->scratch + 2 * d->max_kv,
                 };
                 sop_attention_sees(d, kv_len[s], i + kv_len[s] - length, &r.lo, &r.hi);
                 put_row(&r, judge, first + i, h);
             }
     }
+    return SOP_OK;
+}
+
+sop_status sop_attention_plan_ref(const void *desc, const int32_t *params, const sop_facts *facts,
+                                  size_t budget, sop_split *split)
+{
+    const sop_attention_desc *d = desc;
+    const size_t bytes = 3 * (size_t)d->max_kv * sizeof(double);
+    (void)params, (void)facts;
+    if (bytes > budget)
+        return sop_fail(SOP_E_LIMIT, "attention: %zu bytes of scratch, %zu allowed", bytes, budget);
+    *split = (sop_split){.scratch_bytes = bytes};
     return SOP_OK;
 }
 
