@@ -414,7 +414,11 @@ static sop_status head(struct builder *b, int32_t embed_dtype)
     if (has(b, &HEAD, -1)) {
         SOP_TRY(linear(b, "head", -1, o, &(struct part){&HEAD, NULL, p->vocab}, 1, p->dim, OUT_H,
                        LOGITS));
-    } else { /* tied: the embedding table is the head */
+    } else { /* tied: the embedding table is the head; a head of its own would have won */
+        bool tied = true;
+        if (sop_file_bool(b->file, "tie_word_embeddings", &tied) && !tied)
+            return sop_fail(SOP_E_FORMAT,
+                            "the tensor %s is missing and tie_word_embeddings is false", HEAD.hf);
         sop_module m = {
             .kind = "head", .op = &sop_op_linear, .layer = -1, .extent = o, .guard = SOP_LINEAR_Y};
         m.desc.linear = (sop_linear_desc){
