@@ -18,7 +18,8 @@
 #include "ops/simd/vb_avx512.h"
 
 enum {
-    KC = 256,    /* k between two stays of the sums in y: x of 512 tokens is 512 KiB, in L2 */
+    KC = 1024,   /* k between two stays of the sums in y */
+    PAIRS = 4,   /* of panels that share a pass over x: with KC, 256 KiB of decoded weights in L2 */
     FEWEST = 16, /* tokens: below, rows that stream the weights once are as fast */
     TILE = 1024, /* bytes of a tile of x or w: 32 k */
     R = SOP_PANEL_ROWS,
@@ -61,7 +62,7 @@ static void tiles_end(void)
 /* ---- weights ---- */
 
 typedef uint8_t decoded; /* a panel [k / 32][TILE]; what is left of f32 and f16 stands LOW behind */
-enum { DECODED_STEP = TILE, LOW = KC / 32 * TILE };
+enum { DECODED_STEP = TILE, LOW = KC / 32 * TILE, SPACE = PAIRS * 4 * LOW };
 
 INLINE int has_low(int32_t dtype)
 {
@@ -106,8 +107,8 @@ INLINE void decode_put(int32_t dtype, decoded *out, int quad, int v, const vf f[
 
 struct job {
     sop_panels p;
-    uint8_t *high, *low;
-    int64_t tiles; /* of k */
+    uint8_t *high, *low, *space; /* space: SPACE bytes a worker */
+    int64_t tiles;               /* of k */
     const sop_call *call;
 };
 
@@ -201,84 +202,95 @@ struct corner {
         TILE_MAC(3, 5, 7); \
     } while (0)
 
-struct pair_of_panels {
+/* Two panels side by side, k0 to k0 + kn of them. */
+struct pair {
     sop_panel at[2];
     const uint8_t *w[2]; /* decoded, or packed bf16 */
     int64_t panels;      /* 1 or 2 */
     int32_t low;         /* the part left of the weights follows LOW behind */
 };
 
-static void multiply(const struct job *j, const struct pair_of_panels *w, int64_t k0, int64_t kn)
+/* Decode panels i and i + 1 into space [2][2 * LOW]. */
+static void pair_init(struct pair *w, const sop_panels *p, int64_t i, int64_t k0, int64_t kn,
+                      uint8_t *space)
+{
+    *w = (struct pair){.panels = p->n_panels - i < 2 ? 1 : 2};
+    for (int c = 0; c < 2; c++) {
+        const sop_panel at = w->at[c] = sop_panel_at(p, c < w->panels ? i + c : i);
+        w->low |= has_low(at.dtype);
+        w->w[c] = space + 2 * LOW * c;
+        if (at.dtype == SOP_BF16)
+            w->w[c] = at.w + (size_t)(k0 / 32) * TILE;
+        else if (kn > 0)
+            decode(at.dtype, at.w, k0, kn, space + 2 * LOW * c);
+    }
+    /* A neighbour without a low part has a low part of zeros. */
+    for (int c = 0; c < 2 && w->low; c++) {
+        uint8_t *own = space + 2 * LOW * c;
+        if (has_low(w->at[c].dtype)) continue;
+        if (w->w[c] != own) memcpy(own, w->w[c], (size_t)((kn + 31) / 32 * TILE));
+        memset(own + LOW, 0, LOW);
+        w->w[c] = own;
+    }
+}
+
+/* 32 tokens from token t past a pair. */
+static void multiply(const struct job *j, const struct pair *w, int64_t t, int64_t k0, int64_t kn)
 {
     const int64_t stride = j->p.y_stride, next = j->tiles * TILE;
-    const int last = k0 + kn >= j->p.k;
-    for (int64_t t = 0; t < j->p.tokens; t += 32) {
-        const uint8_t *high = j->high + (t / 16 * j->tiles + k0 / 32) * TILE;
-        const uint8_t *low = j->low + (t / 16 * j->tiles + k0 / 32) * TILE;
-        struct corner c[4];
-        for (int i = 0; i < 4; i++) {
-            const sop_panel *at = &w->at[i % 2];
-            c[i] = (struct corner){at->y + (t + i / 2 * 16) * stride, j->p.tokens - t - i / 2 * 16,
-                                   i % 2 < w->panels ? at->columns : 0, last ? at->bias : NULL};
-        }
-        if (k0) {
-            SUMS_LOAD(0, c[0], stride);
-            SUMS_LOAD(1, c[1], stride);
-            SUMS_LOAD(2, c[2], stride);
-            SUMS_LOAD(3, c[3], stride);
-        } else {
-            TILE_ZERO(0);
-            TILE_ZERO(1);
-            TILE_ZERO(2);
-            TILE_ZERO(3);
-        }
-        for (int64_t i = 0; i < kn; i += 32, high += TILE, low += TILE) {
-            const uint8_t *w0 = w->w[0] + i / 32 * TILE, *w1 = w->w[1] + i / 32 * TILE;
-            LOAD_W(w0, w1);
-            LOAD_X(low, next);
-            MAC();
-            LOAD_X(high, next);
-            MAC();
-            if (w->low) {
-                LOAD_W(w0 + LOW, w1 + LOW);
-                MAC();
-            }
-        }
-        SUMS_STORE(0, c[0], stride);
-        SUMS_STORE(1, c[1], stride);
-        SUMS_STORE(2, c[2], stride);
-        SUMS_STORE(3, c[3], stride);
+    const uint8_t *high = j->high + (t / 16 * j->tiles + k0 / 32) * TILE;
+    const uint8_t *low = j->low + (t / 16 * j->tiles + k0 / 32) * TILE;
+    struct corner c[4];
+    for (int i = 0; i < 4; i++) {
+        const sop_panel *at = &w->at[i % 2];
+        c[i] = (struct corner){at->y + (t + i / 2 * 16) * stride, j->p.tokens - t - i / 2 * 16,
+                               i % 2 < w->panels ? at->columns : 0,
+                               k0 + kn >= j->p.k ? at->bias : NULL};
     }
+    if (k0) {
+        SUMS_LOAD(0, c[0], stride);
+        SUMS_LOAD(1, c[1], stride);
+        SUMS_LOAD(2, c[2], stride);
+        SUMS_LOAD(3, c[3], stride);
+    } else {
+        for (int i = 0; i < 2; i++) sop_sums_fetch(&j->p, w->at[i].y, t, 32);
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+    }
+    for (int64_t i = 0; i < kn; i += 32, high += TILE, low += TILE) {
+        const uint8_t *w0 = w->w[0] + i / 32 * TILE, *w1 = w->w[1] + i / 32 * TILE;
+        LOAD_W(w0, w1);
+        LOAD_X(low, next);
+        MAC();
+        LOAD_X(high, next);
+        MAC();
+        if (w->low) {
+            LOAD_W(w0 + LOW, w1 + LOW);
+            MAC();
+        }
+    }
+    SUMS_STORE(0, c[0], stride);
+    SUMS_STORE(1, c[1], stride);
+    SUMS_STORE(2, c[2], stride);
+    SUMS_STORE(3, c[3], stride);
 }
 
 static void some_pairs(const void *arg, int64_t begin, int64_t end, int32_t worker)
 {
     const struct job *j = arg;
-    const sop_panels *p = &j->p;
-    _Alignas(64) uint8_t space[2][2 * LOW];
-    (void)worker;
+    uint8_t *space = j->space + (size_t)worker * SPACE;
     tiles_begin();
-    for (int64_t k0 = 0; k0 == 0 || k0 < p->k; k0 += KC) {
-        const int64_t kn = p->k - k0 < KC ? p->k - k0 : KC;
-        for (int64_t i = 2 * begin; i < 2 * end && i < p->n_panels; i += 2) {
-            struct pair_of_panels w = {.panels = p->n_panels - i < 2 ? 1 : 2};
-            for (int c = 0; c < 2; c++) {
-                const sop_panel at = w.at[c] = sop_panel_at(p, c < w.panels ? i + c : i);
-                w.w[c] = space[c];
-                w.low |= has_low(at.dtype);
-                if (at.dtype == SOP_BF16)
-                    w.w[c] = at.w + (size_t)(k0 / 32) * TILE;
-                else if (kn > 0)
-                    decode(at.dtype, at.w, k0, kn, space[c]);
-            }
-            /* a neighbour without a low part has a low part of zeros */
-            for (int c = 0; c < 2 && w.low; c++) {
-                if (has_low(w.at[c].dtype)) continue;
-                if (w.w[c] != space[c]) memcpy(space[c], w.w[c], (size_t)((kn + 31) / 32 * TILE));
-                memset(space[c] + LOW, 0, LOW);
-                w.w[c] = space[c];
-            }
-            multiply(j, &w, k0, kn);
+    for (int64_t k0 = 0; k0 == 0 || k0 < j->p.k; k0 += KC) {
+        const int64_t kn = j->p.k - k0 < KC ? j->p.k - k0 : KC;
+        for (int64_t first = begin; first < end; first += PAIRS) {
+            const int64_t n = end - first < PAIRS ? end - first : PAIRS;
+            struct pair w[PAIRS];
+            for (int64_t i = 0; i < n; i++)
+                pair_init(&w[i], &j->p, 2 * (first + i), k0, kn, space + 4 * LOW * i);
+            for (int64_t t = 0; t < j->p.tokens; t += 32)
+                for (int64_t i = 0; i < n; i++) multiply(j, &w[i], t, k0, kn);
         }
     }
     tiles_end();
@@ -305,8 +317,9 @@ static size_t part_bytes(const sop_linear_desc *d)
 sop_status sop_linear_bf16x2_plan(const void *desc, const int32_t *params, const sop_facts *facts,
                                   size_t budget, sop_split *split)
 {
-    (void)params, (void)facts, (void)budget;
-    *split = (sop_split){.scratch_bytes = 2 * part_bytes(desc) + sop_stage_y_bytes(desc)};
+    (void)params, (void)budget;
+    *split = (sop_split){.scratch_bytes = 2 * part_bytes(desc) + sop_stage_y_bytes(desc) +
+                                          (size_t)facts->workers * SPACE};
     return SOP_OK;
 }
 
@@ -315,10 +328,13 @@ sop_status sop_linear_bf16x2_amx(const sop_call *call)
     const sop_linear_desc *d = call->desc;
     const int64_t pieces = 4 * sop_workers(call->queue);
     uint8_t *scratch = call->scratch;
-    struct job j = {
-        .high = scratch, .low = scratch + part_bytes(d), .tiles = (d->k + 31) / 32, .call = call};
+    struct job j = {.high = scratch,
+                    .low = scratch + part_bytes(d),
+                    .space = scratch + 2 * part_bytes(d),
+                    .tiles = (d->k + 31) / 32,
+                    .call = call};
     sop_panels_init(&j.p, call);
-    sop_stage_y(&j.p, call, scratch + 2 * part_bytes(d));
+    sop_stage_y(&j.p, call, j.space + (size_t)sop_workers(call->queue) * SPACE);
     if (j.p.tokens == 0) return SOP_OK;
     sop_parallel(call->queue, (j.p.tokens + 31) / 32 * 2, 1, fill_tokens, &j);
     const int64_t pairs = (j.p.n_panels + 1) / 2;
