@@ -504,24 +504,78 @@ static int same_in_steps(const sop_row *row, sop_attention_desc d, int32_t n, co
     return same;
 }
 
-static void in_the_invariant_mode_a_prompt_may_be_cut_anywhere(void)
+static void without_blocks_of_keys_a_prompt_may_be_cut_anywhere(void)
 {
     static const int32_t steps[] = {5, 64, 17, 100, 1, 1, 40, 3, 0};
-    const sop_attention_desc plain = {.k = 32,
-                                      .heads = 6,
-                                      .kv_heads = 2,
-                                      .causal = 1,
-                                      .kv_dtype = SOP_F16,
-                                      .numerics = SOP_NUMERICS_INVARIANT};
+    const sop_attention_desc plain = {
+        .k = 32, .heads = 6, .kv_heads = 2, .causal = 1, .kv_dtype = SOP_F16};
     sop_attention_desc window = plain, odd = plain;
     window.window = 50;
     odd.k = 23, odd.v = 72, odd.cap = 4, odd.heads = 7, odd.kv_heads = 1;
     EACH_ROW(row)
     {
-        if (row->traits & SOP_ROW_REFERENCE) continue; /* the longest, and plain */
+        /* the reference is plain and takes long; the others merge at their own borders */
+        if (row->traits & (SOP_ROW_REFERENCE | SOP_ROW_TILED | SOP_ROW_RING)) continue;
         CHECK(same_in_steps(row, plain, 240, steps));
         CHECK(same_in_steps(row, window, 240, steps));
         CHECK(same_in_steps(row, odd, 240, steps));
+    }
+}
+
+/* One call by two rows: the same bits. */
+static int same_by_two(const char *one, const char *other, int32_t queries, int32_t kv_dtype)
+{
+    struct world w = {.d = {.k = 40,
+                            .v = 72,
+                            .heads = 7,
+                            .kv_heads = 1,
+                            .causal = 1,
+                            .cap = 3,
+                            .kv_dtype = kv_dtype},
+                      .queries = {queries},
+                      .keys = {700}};
+    const sop_row *rows[] = {row_named(&sop_op_attention, one),
+                             row_named(&sop_op_attention, other)};
+    int same = 1;
+    open_world(&w, 4);
+    random_kv(&w, 1);
+    random_q(&w, 2);
+    const size_t bytes = w.args[SOP_ATTENTION_O].bytes;
+    void *first = take(bytes);
+    if (run_world(&w, rows[0])) {
+        memcpy(first, w.o, bytes);
+        if (run_world(&w, rows[1])) same = memcmp(first, w.o, bytes) == 0;
+    }
+    free(first);
+    close_world(&w);
+    return same;
+}
+
+static void both_widths_give_the_same_bits(void)
+{
+    for (int32_t type = SOP_F32; type <= SOP_BF16; type++)
+        for (int32_t queries = 1; queries < 100; queries += 90) {
+            CHECK(same_by_two("attention_flash_avx2", "attention_flash_avx512", queries, type));
+            CHECK(same_by_two("attention_tiled_avx2", "attention_tiled_avx512", queries, type));
+            CHECK(same_by_two("attention_ring_avx2", "attention_ring_avx512", queries, type));
+        }
+}
+
+/* What changes with the batch does not change the bits: the path asked for. */
+static void in_the_invariant_mode_flash_serves_every_path(void)
+{
+    EACH_ROW(row)
+    {
+        if (row->device != SOP_DEVICE_CPU) continue;
+        for (uint32_t path = SOP_ROW_FLASH; path <= SOP_ROW_RING; path *= 2) {
+            sop_attention_desc d = {
+                .tokens = 1, .k = 8, .paths = path, .numerics = SOP_NUMERICS_INVARIANT};
+            sop_op_attention.complete(&d);
+            const char *why = row->refuse(&d);
+            if (row->traits & SOP_ROW_FLASH) CHECK(why == NULL);
+            if (row->traits & (SOP_ROW_TILED | SOP_ROW_RING))
+                CHECK(why && strstr(why, "invariant"));
+        }
     }
 }
 
@@ -605,6 +659,7 @@ static void a_path_that_is_no_candidate_is_refused_with_the_reason(void)
             sop_attention_desc d = {.tokens = 1, .k = 8, .paths = paths[p].trait};
             sop_op_attention.complete(&d);
             const char *why = row->refuse(&d);
+            if (row->device != SOP_DEVICE_CPU) continue;
             for (int other = 0; other < 3; other++)
                 if (row->traits & paths[other].trait)
                     CHECK(other == p ? why == NULL
@@ -621,7 +676,7 @@ static void too_little_scratch_is_refused_with_the_numbers(void)
     {
         const sop_facts facts = {.workers = 1};
         sop_split all, some;
-        if (!row->plan) continue;
+        if (!row->plan || row->device != SOP_DEVICE_CPU) continue;
         CHECK(row->plan(&d, NULL, &facts, SIZE_MAX, &all) == SOP_OK);
         CHECK(row->plan(&d, NULL, &facts, 1000, &some) == SOP_E_LIMIT);
         CHECK(strstr(sop_last_error(), "1000 allowed"));
@@ -652,7 +707,9 @@ int main(void)
     RUN(where_the_pages_lie_changes_no_bit);
     RUN(pages_past_two_to_the_31_elements_are_read);
     RUN(a_batch_of_65536_gives_every_request_its_own);
-    RUN(in_the_invariant_mode_a_prompt_may_be_cut_anywhere);
+    RUN(without_blocks_of_keys_a_prompt_may_be_cut_anywhere);
+    RUN(both_widths_give_the_same_bits);
+    RUN(in_the_invariant_mode_flash_serves_every_path);
     RUN(a_sequence_gets_the_same_bits_alone_and_in_a_batch);
     RUN(merging_with_nothing_changes_no_bit);
     RUN(parts_merge_by_their_natural_logarithms);
