@@ -15,10 +15,16 @@ static inline const sop_row *row_named(const sop_op *op, const char *name)
     return NULL;
 }
 
-/* Whether this machine runs the row and the row takes the desc. */
+/* Whether this machine's processor runs the row. */
+static inline int row_runs(const sop_row *row)
+{
+    return row->device == SOP_DEVICE_CPU && (row->needs & ~sop_cpu_features()) == 0;
+}
+
+/* Whether it does and the row takes the desc. */
 static inline int row_takes(const sop_row *row, const void *desc)
 {
-    return (row->needs & ~sop_cpu_features()) == 0 && row->refuse(desc) == NULL;
+    return row_runs(row) && row->refuse(desc) == NULL;
 }
 
 /* Plan and run on so many threads; the scratch holds NaN before. */

@@ -7,9 +7,10 @@
 #include "ops/call_test.h"
 #include "ops/ops.h"
 
-#define EACH_ROW(row) \
+#define EACH_ROW(row) /* of the CPU */ \
     for (const sop_row *row = sop_op_attention.rows; \
-         row < sop_op_attention.rows + sop_op_attention.n_rows; row++)
+         row < sop_op_attention.rows + sop_op_attention.n_rows; row++) \
+        if (row->device == SOP_DEVICE_CPU)
 
 enum { MOST_SEQS = 8 };
 

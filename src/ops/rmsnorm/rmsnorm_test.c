@@ -29,7 +29,7 @@ static const sop_row *reference(void)
 static void each(void (*test)(const sop_row *row))
 {
     for (int32_t r = 0; r < sop_op_rmsnorm.n_rows; r++)
-        if (!(sop_op_rmsnorm.rows[r].needs & ~sop_cpu_features())) test(&sop_op_rmsnorm.rows[r]);
+        if (row_runs(&sop_op_rmsnorm.rows[r])) test(&sop_op_rmsnorm.rows[r]);
 }
 
 /* P-NRM-03 */

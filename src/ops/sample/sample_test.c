@@ -29,7 +29,7 @@ static int32_t one(const sop_row *row, float *logits, int64_t vocab, sop_samplin
 static void each(void (*test)(const sop_row *row))
 {
     for (int32_t r = 0; r < sop_op_sample.n_rows; r++)
-        if (!(sop_op_sample.rows[r].needs & ~sop_cpu_features())) test(&sop_op_sample.rows[r]);
+        if (row_runs(&sop_op_sample.rows[r])) test(&sop_op_sample.rows[r]);
 }
 
 /* How often each token comes in draws 0, 1, 2, ... of a seed. An id out of range fails. */
@@ -341,7 +341,7 @@ static void every_row_draws_the_same_tokens(void)
                                   .counter = (uint64_t)i};
         sample(ref, SOP_F32, logits, V, s, N, want);
         for (int32_t r = 0; r < sop_op_sample.n_rows - 1; r++) {
-            if (sop_op_sample.rows[r].needs & ~sop_cpu_features()) continue;
+            if (!row_runs(&sop_op_sample.rows[r])) continue;
             sample(&sop_op_sample.rows[r], SOP_F32, logits, V, s, N, got);
             CHECK(memcmp(want, got, sizeof want) == 0);
         }

@@ -21,7 +21,7 @@ static sop_status softmax(const sop_row *row, const sop_softmax_desc *d, void *x
 static void each(void (*test)(const sop_row *row))
 {
     for (int32_t r = 0; r < sop_op_softmax.n_rows; r++)
-        if (!(sop_op_softmax.rows[r].needs & ~sop_cpu_features())) test(&sop_op_softmax.rows[r]);
+        if (row_runs(&sop_op_softmax.rows[r])) test(&sop_op_softmax.rows[r]);
 }
 
 /* P-SHP-01: rows whose offset passes 2^31 elements; only the pages of the rows are ever touched. */
