@@ -468,9 +468,9 @@ static void attend(const sop_attention_block *b)
 {
     struct state t;
     struct tile tiles[2];
-    int64_t at = b->from / TILE * TILE;
+    int64_t at = b->from < b->to ? b->from / TILE * TILE : b->to;
     start(&t, b);
-    find(&t, at, &tiles[0]);
+    if (at < b->to) find(&t, at, &tiles[0]);
     for (int64_t i = 0; at < b->to; at += TILE, i++) {
         t.tile = &tiles[i % 2];
         t.next = &tiles[(i + 1) % 2];
