@@ -85,6 +85,7 @@ enum {
     SOP_ROW_FLASH = 1u << 3,   /* the attention paths; a desc names those it allows */
     SOP_ROW_TILED = 1u << 4,
     SOP_ROW_RING = 1u << 5,
+    SOP_ROW_ROUNDS = 1u << 6, /* rounds factors to 16 bits: not for SOP_NUMERICS_EXACT */
 };
 
 /** How exact a result must be. */

@@ -155,18 +155,22 @@ static int32_t cuda_sees_host(const sop_device *d)
 
 static sop_status cuda_queue_create(sop_device *d, sop_queue **out)
 {
+    void *counters;
     cudaStream_t stream;
+    const size_t bytes = SOP_CUDA_COUNTERS * sizeof(int);
     *out = NULL;
-    SOP_TRY(enter((struct cuda_device *)d));
+    SOP_TRY(cuda_reserve(d, bytes, &counters));
     struct cuda_queue *q = calloc(1, sizeof *q);
-    if (!q) return sop_fail(SOP_E_NOMEM, "cuda: a queue");
     const cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    if (e != cudaSuccess) {
+    if (!q || e != cudaSuccess) {
+        cuda_release(d, counters, bytes);
+        if (e == cudaSuccess) (void)cudaStreamDestroy(stream);
         free(q);
-        return sop_cuda_fail((int)e);
+        return e == cudaSuccess ? sop_fail(SOP_E_NOMEM, "cuda: a queue") : sop_cuda_fail((int)e);
     }
     q->cuda.base.device = d;
     q->cuda.stream = stream;
+    q->cuda.counters = counters;
     *out = &q->cuda.base;
     return SOP_OK;
 }
@@ -175,7 +179,10 @@ static void cuda_queue_destroy(sop_queue *queue)
 {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     if (!q) return;
-    if (enter(device_of(queue)) == SOP_OK) (void)cudaStreamDestroy(q->cuda.stream);
+    if (enter(device_of(queue)) == SOP_OK) {
+        (void)cudaStreamDestroy(q->cuda.stream);
+        (void)cudaFree(q->cuda.counters);
+    }
     free(q);
 }
 

@@ -12,12 +12,22 @@ extern "C" {
 /* A queue of a CUDA device. */
 typedef struct sop_cuda_queue {
     sop_queue base;
-    void *stream; /* cudaStream_t */
+    void *stream;  /* cudaStream_t */
+    int *counters; /* on the device */
 } sop_cuda_queue;
+
+/* Counters by which the blocks of a kernel meet: this many ints, zero before and after every kernel. A
+ * queue's kernels run one after another, so one set serves them all. */
+enum { SOP_CUDA_COUNTERS = 1 << 18 };
 
 static inline void *sop_cuda_stream(const sop_call *call)
 {
     return ((const sop_cuda_queue *)call->queue)->stream;
+}
+
+static inline int *sop_cuda_counters(const sop_call *call)
+{
+    return ((const sop_cuda_queue *)call->queue)->counters;
 }
 
 /* SOP_E_DEVICE with the sentence of a cudaError_t. */

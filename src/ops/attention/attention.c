@@ -249,6 +249,9 @@ static const char *takes_ring(const void *desc)
 
 static const sop_param flash_params[] = {{"rows", 48, 384, 2, 192}};
 static const sop_param tiled_params[] = {{"keys", 128, 1024, 2, 256}};
+#ifdef SOP_CUDA
+static const sop_param decode_params[] = {{"seg_cost", 4, 64, 2, 16}};
+#endif
 static const sop_param ring_params[] = {{"keys", 1024, 16384, 2, 4096}};
 
 /* clang-format off */
@@ -259,6 +262,13 @@ static const sop_param ring_params[] = {{"keys", 1024, 16384, 2, 4096}};
      .run = sop_attention_##path##_##target}
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_sm80", "cuda", SOP_CUDA_SM80,
+     SOP_ROW_ROUNDS | SOP_ROW_TILED, .params = decode_params, .n_params = 1,
+     .refuse = sop_attention_decode_refuse, .plan = sop_attention_decode_plan,
+     .run = sop_attention_decode_sm80},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_prefill_sm90", "cuda", SOP_CUDA_SM90A,
+     SOP_ROW_ROUNDS | SOP_ROW_FLASH, .refuse = sop_attention_prefill_refuse,
+     .plan = sop_attention_prefill_plan, .run = sop_attention_prefill_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_attention_cuda},
 #endif
@@ -295,6 +305,14 @@ static const char *const cases[] = {
     "tokens=24 max_kv=600 heads=2 k=16 causal=1 cap=30 paths=32",
     "tokens=24 seqs=2 max_kv=600 heads=2 k=16 causal=1 paths=16 kp_token=40 kp_head=16 "
     "vp_token=40 vp_head=16 kp_page=2600 vp_page=2570",
+    "tokens=150 seqs=2 max_kv=290 heads=2 kv_heads=1 k=128 q=bf16 kv=bf16 o=bf16 causal=1", /* what */
+    "tokens=140 seqs=3 max_kv=200 heads=3 kv_heads=1 k=64 q=f16 kv=f16 o=f16 causal=1 page=16 cap=20",
+    "tokens=130 max_kv=300 heads=2 k=64 kv=f16 causal=1 window=90", /* tensor cores take */
+    "tokens=129 max_kv=131 heads=2 k=128 q=bf16 kv=bf16 o=bf16 page=8",
+    "tokens=5 seqs=5 max_kv=700 heads=14 kv_heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
+    "tokens=6 seqs=2 max_kv=520 heads=8 kv_heads=1 k=128 q=f16 kv=f16 o=f16 causal=1 page=32 "
+    "window=100 cap=30",
+    "tokens=3 seqs=3 max_kv=300 heads=20 kv_heads=2 k=128 kv=f16 causal=1",
     "tokens=50 seqs=3 max_kv=200 heads=4 kv_heads=2 k=32 causal=1 numerics=invariant kv=f16",
     NULL,
 };

@@ -15,7 +15,6 @@ sop_status sop_attention_reference(const sop_call *call,
 sop_status sop_attention_plan_ref(const void *desc, const int32_t *params, const sop_facts *facts,
                                   size_t budget, sop_split *split);
 sop_status sop_attention_ref(const sop_call *call);
-sop_status sop_attention_cuda(const sop_call *call);
 sop_status sop_attention_f32_c(const sop_call *call);      /* attention_c.c */
 sop_status sop_attention_flash_avx2(const sop_call *call); /* attention_avx2.c */
 sop_status sop_attention_tiled_avx2(const sop_call *call);
@@ -73,5 +72,17 @@ sop_status sop_attention_run(const sop_call *call, sop_attention_core *core);
 /* (o, lse) over some keys and (o2, lse2) over others become (o, lse) over both; v channels. With an
  * lse of -inf the other side comes out as it went in. */
 void sop_attention_merge(float *o, float *lse, const float *o2, float lse2, int64_t v);
+
+/* CUDA: attention_cuda.cu takes everything; few queries, many: attention_decode_sm80.cu,
+ * attention_prefill_sm90.cu */
+sop_status sop_attention_cuda(const sop_call *call);
+const char *sop_attention_decode_refuse(const void *desc);
+sop_status sop_attention_decode_plan(const void *desc, const int32_t *params,
+                                     const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_attention_decode_sm80(const sop_call *call);
+const char *sop_attention_prefill_refuse(const void *desc);
+sop_status sop_attention_prefill_plan(const void *desc, const int32_t *params,
+                                      const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_attention_prefill_sm90(const sop_call *call);
 
 #endif

@@ -1,9 +1,5 @@
-extern "C" {
-#include "ops/attention/attention.h"
-}
-#include "ops/attention/attention.cuh"
+#include "ops/attention/attention_any.cuh"
 #include "ops/attention/attention_cuda.cuh"
-#include "ops/cuda/launch.cuh"
 
 sop_status sop_attention_cuda(const sop_call *call)
 {

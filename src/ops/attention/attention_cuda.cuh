@@ -2,7 +2,11 @@
 #ifndef OPS_ATTENTION_CUDA_CUH
 #define OPS_ATTENTION_CUDA_CUH
 
+extern "C" {
+#include "ops/attention/attention.h"
+}
 #include "ops/attention/attention.cuh"
+#include "ops/cuda/tma.cuh"
 
 static inline sop_attention_args sop_attention_args_of(const sop_call *call)
 {
@@ -16,6 +20,33 @@ static inline sop_attention_args sop_attention_args_of(const sop_call *call)
             (const int32_t *)a[SOP_ATTENTION_LIVE].data,
             a[SOP_ATTENTION_O].data,
             (float *)a[SOP_ATTENTION_LSE].data};
+}
+
+/* What the rows by tensor cores share: 16-bit keys and values, heads of 64 or 128, all in pieces of 16
+ * bytes. They round the weights of a softmax, and f32 queries, to the type of the keys. */
+static inline const char *sop_attention_refuse_16(const sop_attention_desc *d)
+{
+    if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants products in float32";
+    if (d->numerics == SOP_NUMERICS_INVARIANT) return "the invariant mode keeps to one row";
+    if (d->kv_dtype == SOP_F32) return "keys are f32";
+    if (d->q_dtype != d->o_dtype || (d->q_dtype != SOP_F32 && d->q_dtype != d->kv_dtype))
+        return "q and o are neither f32 nor of the keys' type";
+    if (d->k != d->v || (d->k != 64 && d->k != 128)) return "heads are neither of 64 nor of 128";
+    if (d->q_stride % 8 || d->q_head % 8 || d->o_stride % 8 || d->o_head % 8 || d->kp_page % 8 ||
+        d->kp_token % 8 || d->kp_head % 8 || d->vp_page % 8 || d->vp_token % 8 || d->vp_head % 8)
+        return "a stride is no multiple of 16 bytes";
+    if (!(d->scale > 0)) return "scale is not above 0";
+    return NULL;
+}
+
+/* Whether the operands lie at multiples of 16 bytes. */
+static inline bool sop_attention_aligned(const sop_call *call)
+{
+    const int32_t roles[] = {SOP_ATTENTION_Q, SOP_ATTENTION_K_POOL, SOP_ATTENTION_V_POOL,
+                             SOP_ATTENTION_O};
+    for (int i = 0; i < 4; i++)
+        if (!sop_aligned16(call->args[roles[i]].data)) return false;
+    return true;
 }
 
 #endif

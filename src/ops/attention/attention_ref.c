@@ -12,6 +12,10 @@
  *
  *   |o' - o| <= sum p_j (exp(e_j) - 1) (|v_j| + |o|) + (64 + 3 t) u (sum p |v| + |o|) + 4 u |o|
  *
+ * A row that rounds (SOP_ROW_ROUNDS) multiplies queries and weights of the keys' type, u' for u: a
+ * float32 query is off by u' |q| more, a weight in the numerator by u' of itself; each also by 2^-25,
+ * which float16 loses at its lower end.
+ *
  * and never more than the spread of the values, for what is computed is a mean of them too. The
  * log-sum-exp is off by at most sum p_j (exp(e_j) - 1), and by max e_j. Weights under 2^-126 may be
  * taken as 0. */
@@ -27,6 +31,7 @@ struct row {
     const int32_t *table;
     int64_t q_at, g;
     int64_t lo, hi;
+    int rounds;
     double *p, *p_off; /* of the keys [lo, hi): scores, then weights; how far they may be off */
     int64_t *v_at;     /* where their values begin */
     double l, lse, weights_off, largest_e, sums;
@@ -43,15 +48,17 @@ static double score(const struct row *r, int64_t j, double *off)
 {
     const sop_attention_desc *d = r->call->desc;
     const int64_t k_at = place(r, j, d->kp_page, d->kp_token, d->kp_head);
-    double dot = 0, sum = 0;
+    const double q_unit = r->rounds && d->q_dtype == SOP_F32 ? sop_unit(d->kv_dtype) : 0;
+    double dot = 0, sum = 0, rounded = 0;
     for (int64_t i = 0; i < d->k; i++) {
         const double q = sop_load(r->call->args[SOP_ATTENTION_Q].data, d->q_dtype, r->q_at + i);
         const double k = sop_load(r->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype, k_at + i);
         dot += q * k;
         sum += fabs(q * k);
+        if (q_unit > 0) rounded += (q_unit * fabs(q) + 0x1p-25) * fabs(k);
     }
     double z = (double)d->scale * dot;
-    *off = fabs((double)d->scale) * (double)(d->k + 4) * SOP_U32 * sum;
+    *off = fabs((double)d->scale) * ((double)(d->k + 4) * SOP_U32 * sum + rounded);
     if (d->cap > 0) {
         z = (double)d->cap * tanh(z / (double)d->cap);
         *off += 8 * SOP_U32 * fabs(z);
@@ -100,6 +107,7 @@ static void put_channel(const struct row *r, const sop_judge *judge, int64_t i, 
 {
     const sop_attention_desc *d = r->call->desc;
     const void *pool = r->call->args[SOP_ATTENTION_V_POOL].data;
+    const double p_unit = r->rounds ? sop_unit(d->kv_dtype) : 0;
     double o = 0, size = 0, off = 0, least = INFINITY, most = -INFINITY;
     for (int64_t j = 0; j < r->hi - r->lo; j++) {
         const double v = sop_load(pool, d->kv_dtype, r->v_at[j] + i), p = r->p[j];
@@ -107,6 +115,7 @@ static void put_channel(const struct row *r, const sop_judge *judge, int64_t i, 
         if (!judge) continue;
         size += p * fabs(v);
         off += (r->p_off[j] + 0x1p-120) * fabs(v);
+        if (p_unit > 0) off += (p_unit * p + 0x1p-25 / r->l) * fabs(v);
         least = v < least ? v : least;
         most = v > most ? v : most;
     }
@@ -149,6 +158,7 @@ sop_status sop_attention_reference(const sop_call *call, const sop_judge *judge)
                     .p = call->scratch,
                     .p_off = (double *)call->scratch + d->max_kv,
                     .v_at = (int64_t *)call->scratch + 2 * d->max_kv,
+                    .rounds = judge && (judge->traits & SOP_ROW_ROUNDS),
                 };
                 sop_attention_sees(d, kv_len[s], i + kv_len[s] - length, &r.lo, &r.hi);
                 put_row(&r, judge, first + i, h);

@@ -37,6 +37,21 @@ template <> __device__ __forceinline__ __nv_bfloat16 sop_from_float<__nv_bfloat1
     return __float2bfloat16_rn(x);
 }
 
+/* Two floats as a pair of 16-bit elements, lo in the low half. */
+template <typename T> SOP_DEV uint32_t sop_pack(float lo, float hi);
+template <> __device__ __forceinline__ uint32_t sop_pack<__nv_bfloat16>(float lo, float hi)
+{
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+template <> __device__ __forceinline__ uint32_t sop_pack<__half>(float lo, float hi)
+{
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
 /* Element i of an array whose type is known at run time only: all threads take one branch. */
 SOP_DEV float sop_load_any(const void *p, int32_t dtype, int64_t i)
 {

@@ -25,6 +25,26 @@ static inline sop_status sop_launched(void)
     return e == cudaSuccess ? SOP_OK : sop_cuda_fail((int)e);
 }
 
+/* Launch a kernel that may begin while the one before it ends: it calls grid_wait() before it touches
+ * what another kernel may have written or may still read. */
+template <typename... P, typename... A>
+static inline sop_status sop_launch_early(void (*kernel)(P...), dim3 grid, unsigned threads,
+                                          size_t shared, const sop_call *call, A... args)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute early[1];
+    early[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early[0].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = sop_stream(call);
+    config.attrs = early;
+    config.numAttrs = 1;
+    (void)cudaLaunchKernelEx(&config, kernel, args...);
+    return sop_launched();
+}
+
 /* Whether p and n elements from it on can be read in pieces of 16 bytes. */
 static inline bool sop_aligned16(const void *p)
 {

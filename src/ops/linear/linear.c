@@ -179,6 +179,15 @@ static const char *takes_all(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_skinny_sm90", "cuda", SOP_CUDA_SM90A, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_skinny_refuse,
+     .plan = sop_linear_skinny_plan, .run = sop_linear_skinny_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_gemm_sm90", "cuda", SOP_CUDA_SM90A, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_gemm_refuse, .plan = sop_linear_gemm_plan,
+     .run = sop_linear_gemm_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_gemm_rounded_sm90", "cuda", SOP_CUDA_SM90A,
+     SOP_ROW_QUANT_X, .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_gemm_rounded_refuse,
+     .plan = sop_linear_gemm_plan, .run = sop_linear_gemm_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .layout = SOP_LAYOUT_PLAIN, .refuse = takes_all, .run = sop_linear_cuda},
 #endif

@@ -7,13 +7,6 @@
 extern const char *const sop_linear_cases[];                                   /* linear_cases.c */
 sop_status sop_linear_reference(const sop_call *call, const sop_judge *judge); /* linear_ref.c */
 sop_status sop_linear_ref(const sop_call *call);
-/* many tokens on tiles: linear_bf16x2_amx.c */
-const char *sop_linear_bf16x2_refuse(const void *desc);
-sop_status sop_linear_bf16x2_plan(const void *desc, const int32_t *params, const sop_facts *facts,
-                                  size_t budget, sop_split *split);
-sop_status sop_linear_bf16x2_amx(const sop_call *call);
-
-sop_status sop_linear_cuda(const sop_call *call);
 const char *sop_linear_c_refuse(const void *desc); /* linear_c.c */
 sop_status sop_linear_c(const sop_call *call);
 
@@ -32,5 +25,24 @@ sop_status sop_linear_f32x_plan(const void *desc, const int32_t *params, const s
                                 size_t budget, sop_split *split);
 sop_status sop_linear_f32x_avx2(const sop_call *call);
 sop_status sop_linear_f32x_avx512(const sop_call *call);
+
+/* many tokens on tiles: linear_bf16x2_amx.c */
+const char *sop_linear_bf16x2_refuse(const void *desc);
+sop_status sop_linear_bf16x2_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                  size_t budget, sop_split *split);
+sop_status sop_linear_bf16x2_amx(const sop_call *call);
+
+/* CUDA: linear_cuda.cu takes everything; few tokens, many tokens: linear_skinny_sm90.cu,
+ * linear_gemm_sm90.cu */
+sop_status sop_linear_cuda(const sop_call *call);
+const char *sop_linear_skinny_refuse(const void *desc);
+sop_status sop_linear_skinny_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                  size_t budget, sop_split *split);
+sop_status sop_linear_skinny_sm90(const sop_call *call);
+const char *sop_linear_gemm_refuse(const void *desc);
+const char *sop_linear_gemm_rounded_refuse(const void *desc);
+sop_status sop_linear_gemm_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                size_t budget, sop_split *split);
+sop_status sop_linear_gemm_sm90(const sop_call *call);
 
 #endif

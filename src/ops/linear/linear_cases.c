@@ -54,5 +54,12 @@ const char *const sop_linear_cases[] = {
     "m=1 n=640 k=2048 w=q4_k" BOTH, /* gemma3 270M */
     "m=2 n=1024 n1=256 n2=256 k=640 w=q5_0 w1=q5_0 w2=q8_0" THREE,
     "m=512 n=64 k=576 w=q4_1" BOTH,
+    "m=1 n=200 k=136 w=bf16 x=bf16 y=bf16", /* what tensor cores take */
+    "m=7 n=70 n1=20 n2=9 k=264 w=bf16 w1=bf16 w2=bf16 bias=5",
+    "m=33 n=150 k=192 w=f16 x=f16 y=f32 bias=1 x_stride=200 y_stride=160",
+    "m=64 n=72 k=1032 w=bf16 x=bf16 y=bf16",
+    "m=130 n=264 k=72 w=bf16 x=bf16 y=bf16",
+    "m=200 n=136 n1=8 n2=264 k=136 w=f16 w1=f16 w2=f16 x=f16 y=f16 bias=7 y_stride=416",
+    "m=257 n=384 k=64 w=bf16 bias=1",
     NULL,
 };

@@ -1,0 +1,52 @@
+/* ops/cuda/tma.cuh: tensor maps of 16-bit elements, made on the host when a call is submitted; in a
+ * graph they are part of the node. */
+#ifndef OPS_CUDA_TMA_CUH
+#define OPS_CUDA_TMA_CUH
+
+#include <cuda.h>
+
+#include "ops/cuda/launch.cuh"
+
+/* dims and box innermost first, strides in bytes from dimension 1 on (multiples of 16); boxes of 64
+ * elements, swizzled by 128 bytes. */
+static inline sop_status sop_tensor_map(CUtensorMap *map, int32_t dtype, const void *p, int rank,
+                                        const int64_t *dims, const int64_t *strides,
+                                        const uint32_t *box)
+{
+    typedef CUresult encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                               const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+    static encode_fn *encode; /* the driver's, found by name: nothing links it */
+    if (!encode) {
+        cudaDriverEntryPointQueryResult found;
+        void *f = NULL;
+        const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
+                                                               cudaEnableDefault, &found);
+        if (e != cudaSuccess || !f)
+            return sop_cuda_fail(e == cudaSuccess ? (int)cudaErrorNotSupported : (int)e);
+        encode = (encode_fn *)f;
+    }
+    const uint32_t ones[5] = {1, 1, 1, 1, 1};
+    cuuint64_t d[5], s[4];
+    for (int i = 0; i < rank; i++) d[i] = (cuuint64_t)dims[i];
+    for (int i = 0; i + 1 < rank; i++) s[i] = (cuuint64_t)strides[i];
+    const CUresult r = encode(
+        map, dtype == SOP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        (cuuint32_t)rank, const_cast<void *>(p), d, s, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return r == CUDA_SUCCESS ? SOP_OK : sop_cuda_fail((int)cudaErrorInvalidValue);
+}
+
+/* Row-major [rows, cols], rows `stride` elements apart; boxes of 64 columns. */
+static inline sop_status sop_tensor_map_2d(CUtensorMap *map, int32_t dtype, const void *p,
+                                           int64_t rows, int64_t cols, int64_t stride,
+                                           uint32_t box_rows)
+{
+    const int64_t dims[2] = {cols, rows}, strides[1] = {2 * stride};
+    const uint32_t box[2] = {64, box_rows};
+    return sop_tensor_map(map, dtype, p, 2, dims, strides, box);
+}
+
+#endif

@@ -1,0 +1,60 @@
+/* What the launchers of linear share. */
+#ifndef OPS_LINEAR_CUDA_CUH
+#define OPS_LINEAR_CUDA_CUH
+
+extern "C" {
+#include "ops/linear/linear.h"
+}
+#include "ops/cuda/tma.cuh"
+
+/* Weights of one 16-bit type, rows and x readable by TMA. */
+static inline const char *sop_linear_refuse_16(const sop_linear_desc *d)
+{
+    const int32_t w = d->w_dtype[0];
+    if (w != SOP_BF16 && w != SOP_F16) return "the weight is neither bf16 nor f16";
+    for (int j = 0; j < 3; j++) {
+        if (!d->n[j]) continue;
+        if (d->w_dtype[j] != w) return "the weights differ in type";
+        if (!(d->layouts[j] & SOP_LAYOUT_PLAIN)) return "a weight does not lie plain";
+        if (d->w_stride[j] % 8) return "rows of a weight are no multiple of 16 bytes apart";
+    }
+    if (!d->n[0] || d->k < 1) return "an extent is 0";
+    return NULL;
+}
+
+/* The weights' maps; false where one is not at a multiple of 16 bytes. */
+static inline bool sop_linear_aligned(const sop_call *call)
+{
+    const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
+    for (int j = 0; j < 3; j++)
+        if (d->n[j] && !sop_aligned16(call->args[SOP_LINEAR_W0 + j].data)) return false;
+    return true;
+}
+
+static inline sop_status sop_linear_weight_maps(const sop_call *call, uint32_t box_rows,
+                                                CUtensorMap *maps)
+{
+    const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
+    for (int j = 0; j < 3; j++) {
+        if (!d->n[j]) continue;
+        const sop_status s =
+            sop_tensor_map_2d(&maps[j], d->w_dtype[j], call->args[SOP_LINEAR_W0 + j].data, d->n[j],
+                              d->k, d->w_stride[j], box_rows);
+        if (s != SOP_OK) return s;
+    }
+    return SOP_OK;
+}
+
+static inline const float *sop_linear_bias(const sop_call *call, int j)
+{
+    const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
+    return d->bias >> j & 1 ? (const float *)call->args[SOP_LINEAR_B0 + j].data : NULL;
+}
+
+/* x as 16-bit rows for TMA, in scratch: rows of k rounded up to 8. */
+static inline int64_t sop_linear_staged_stride(const sop_linear_desc *d)
+{
+    return (d->k + 7) / 8 * 8;
+}
+
+#endif

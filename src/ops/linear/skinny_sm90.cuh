@@ -1,0 +1,175 @@
+/* Few tokens, up to 64 columns of x: the weights' bytes are all that counts. Their rows are the rows of
+ * the product: y^T[rows, tokens] = w[rows, k] x[tokens, k]^T.
+ *
+ * Each CTA takes tiles of up to 64 rows, as many rows as make the tiles a whole number for each
+ * multiprocessor, and streams all of k through a ring of stages of 128 k: no sums meet across CTAs, so
+ * bits depend neither on the card's size nor on the batch. One warp loads by TMA, one warpgroup
+ * multiplies. A tile of fewer than 64 rows is multiplied as 64: what is behind it makes rows that
+ * nobody reads.
+ *
+ * Weights are nobody's result: under programmatic launch the ring fills with them while the kernel
+ * before still runs. x in f32 comes as three planes of bf16 that sum to it, [3 tokens, k]: the products
+ * are those of f32, for three times as many columns. */
+#ifndef OPS_LINEAR_SKINNY_SM90_CUH
+#define OPS_LINEAR_SKINNY_SM90_CUH
+
+#include "ops/cuda/hopper.cuh"
+
+enum { SKINNY_THREADS = 160, SKINNY_MOST_STAGES = 24, SKINNY_COLUMNS = 64 };
+
+struct skinny_maps {
+    CUtensorMap x, w[3];
+};
+
+struct skinny_args {
+    const int32_t *live;
+    const float *bias[3]; /* NULL: none */
+    void *y;
+    int64_t y_stride;
+    int32_t y_dtype, tokens, planes, k, n[3];
+    int32_t rows, stages; /* of a tile; of the ring */
+};
+
+/* Bytes of a stage: two blocks of 64 k of the tile's rows, two of x; every block whole atoms of 8 rows. */
+static inline __host__ __device__ int skinny_stage_bytes(int rows, int columns)
+{
+    return 2 * 128 * ((rows + 7) / 8 * 8 + columns);
+}
+/* Behind the ring: what a product may read past a tile, the result, two barriers a stage. */
+static inline __host__ __device__ int skinny_smem_bytes(int rows, int columns, int stages)
+{
+    return 1024 + stages * skinny_stage_bytes(rows, columns) + 8192 + columns * 68 * 4 +
+           16 * SKINNY_MOST_STAGES;
+}
+
+/* The weight j of tile t, its first row, and the column of y of the weight's first row. */
+SOP_DEV int skinny_part(const int *n, int rows, int t, int *row, int *at)
+{
+    int j = 0;
+    *at = 0;
+    for (; j < 2 && t >= (n[j] + rows - 1) / rows; j++) {
+        t -= (n[j] + rows - 1) / rows;
+        *at += n[j];
+    }
+    *row = t * rows;
+    return j;
+}
+
+/* x[tokens, k] in f32 as planes of T that sum to it: [planes, tokens, k_stride]. */
+template <typename T>
+static __global__ void sop_split_planes(const void *x, int32_t dtype, int64_t x_stride, int tokens,
+                                        int k, int planes, T *out, int64_t k_stride)
+{
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
+    grid_go();
+    grid_wait();
+    if (i >= k) return;
+    float v = sop_load_any(x, dtype, t * x_stride + i);
+    for (int p = 0; p < planes; p++) {
+        const T part = sop_from_float<T>(v);
+        out[((int64_t)p * tokens + t) * k_stride + i] = part;
+        v -= sop_to_float(part);
+    }
+}
+
+template <typename T, int COLUMNS>
+static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
+    const __grid_constant__ skinny_maps maps, const __grid_constant__ skinny_args p)
+{
+    extern __shared__ uint8_t smem_raw[];
+    const uint32_t base = (smem_addr(smem_raw) + 1023) & ~1023u;
+    const int stage = skinny_stage_bytes(p.rows, COLUMNS), block = (p.rows + 7) / 8 * 8 * 128;
+    const uint32_t result_at = base + p.stages * stage + 8192;
+    const uint32_t full = result_at + COLUMNS * 68 * 4, empty = full + 8 * SKINNY_MOST_STAGES;
+    const int nk = (p.k + 127) / 128, tid = threadIdx.x;
+    const int n_tiles = (p.n[0] + p.rows - 1) / p.rows + (p.n[1] + p.rows - 1) / p.rows +
+                        (p.n[2] + p.rows - 1) / p.rows;
+    if (tid == 0) {
+        for (int s = 0; s < p.stages; s++) {
+            mbar_init(full + 8 * s, 1);
+            mbar_init(empty + 8 * s, 4);
+        }
+        fence_mbar_init();
+    }
+    __syncthreads();
+    grid_go();
+
+    if (tid >= 128) {
+        if (tid > 128) return;
+        const int total = ((n_tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x) * nk;
+        const int ahead = min(total, p.stages);
+        auto load_w = [&](int it) {
+            int row, at;
+            const int j = skinny_part(p.n, p.rows, blockIdx.x + it / nk * gridDim.x, &row, &at);
+            const int s = it % p.stages, k0 = it % nk * 128;
+            const uint32_t to = base + s * stage, bar = full + 8 * s;
+            mbar_expect_tx(bar, 2 * 128 * (p.rows + COLUMNS));
+            tma_load_2d(to, &maps.w[j], k0, row, bar);
+            tma_load_2d(to + block, &maps.w[j], k0 + 64, row, bar);
+        };
+        auto load_x = [&](int it) {
+            const int s = it % p.stages, k0 = it % nk * 128;
+            const uint32_t to = base + s * stage + 2 * block, bar = full + 8 * s;
+            tma_load_2d(to, &maps.x, k0, 0, bar);
+            tma_load_2d(to + COLUMNS * 128, &maps.x, k0 + 64, 0, bar);
+        };
+        for (int it = 0; it < ahead; it++) load_w(it);
+        grid_wait();
+        for (int it = 0; it < ahead; it++) load_x(it);
+        for (int it = ahead; it < total; it++) {
+            mbar_wait(empty + 8 * (it % p.stages), (it / p.stages & 1) ^ 1);
+            load_w(it);
+            load_x(it);
+        }
+        return;
+    }
+
+    const int warp = tid / 32, lane = tid % 32;
+    float *result = (float *)(smem_raw + (result_at - smem_addr(smem_raw))); /* [column][68] */
+    float d[COLUMNS / 2];
+    int it = 0;
+    grid_wait();
+    const int tokens = (int)sop_live_rows(p.live, p.tokens);
+    for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
+        for (int kb = 0; kb < nk; kb++, it++) {
+            const int s = it % p.stages;
+            const uint32_t a = base + s * stage;
+            mbar_wait(full + 8 * s, it / p.stages & 1);
+            wgmma_fence();
+#pragma unroll
+            for (int kk = 0; kk < 8; kk++) {
+                const uint64_t da = desc_k_major(a + kk / 4 * block);
+                const uint64_t db = desc_k_major(a + 2 * block + kk / 4 * COLUMNS * 128);
+                wgmma<T>::ss(d, desc_advance(da, kk % 4 * 32), desc_advance(db, kk % 4 * 32),
+                             kb > 0 || kk > 0);
+            }
+            wgmma_commit();
+            if (kb > 0) {
+                wgmma_wait<1>(); /* the stage before is free */
+                if (lane == 0) mbar_arrive(empty + 8 * ((it - 1) % p.stages));
+            }
+        }
+        wgmma_wait<0>();
+        wgmma_touch(d);
+        if (lane == 0) mbar_arrive(empty + 8 * ((it - 1) % p.stages));
+
+        int row, at;
+        const int j = skinny_part(p.n, p.rows, t, &row, &at);
+        const int rows = min(p.rows, p.n[j] - row);
+        named_sync(1, 128); /* the tile before has been read */
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++)
+            result[(i / 4 * 8 + lane % 4 * 2 + i % 2) * 68 + warp * 16 + lane / 4 + i / 2 % 2 * 8] =
+                d[i];
+        named_sync(1, 128);
+        for (int e = tid; e < tokens * rows; e += 128) {
+            const int c = e / rows, r = e % rows;
+            float y = 0;
+            for (int q = p.planes - 1; q >= 0; q--) y += result[(q * p.tokens + c) * 68 + r];
+            if (p.bias[j]) y += p.bias[j][row + r];
+            sop_store_any(p.y, p.y_dtype, c * p.y_stride + at + row + r, y);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,335 @@
+/* How fast the hot rows of CUDA are on the shapes of real models, and whether they agree there with the
+ * floor row, which check_ops proves on small ones.
+ *   cuda_bench [WORD]   only the lines that hold this word
+ *
+ * A line is timed in two ways: as a burst, a graph of some milliseconds after a pause; and sustained,
+ * the same graph again and again for 0.4 s, when the card lowers its clock. Operands rotate through four
+ * times the L2. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "core/op.h"
+#include "harness/harness.h"
+#include "harness/operands.h"
+#include "sop/desc.h"
+#include "sop/device.h"
+
+struct line {
+    const char *op, *row, *floor, *desc; /* floor: NULL where it would take too long */
+    int32_t skewed; /* attention: the first sequence has all, the others this */
+};
+
+#define QKV "n=3584 n1=512 n2=512 k=3584 w=bf16 w1=bf16 w2=bf16 x=bf16 y=bf16 "
+#define GATE_UP "n=18944 n1=18944 k=3584 w=bf16 w1=bf16 x=bf16 y=bf16 "
+#define DOWN "n=3584 k=18944 w=bf16 x=bf16 y=bf16 "
+#define BF16 " q=bf16 kv=bf16 o=bf16 causal=1"
+#define SKINNY "linear", "linear_skinny_sm90", "linear_cuda"
+#define GEMM "linear", "linear_gemm_sm90"
+#define PREFILL "attention", "attention_prefill_sm90"
+#define DECODE "attention", "attention_decode_sm80", "attention_cuda"
+
+static const struct line lines[] = {
+    {SKINNY, QKV "m=1", 0},
+    {SKINNY, QKV "m=8", 0},
+    {SKINNY, QKV "m=16", 0},
+    {SKINNY, QKV "m=32", 0},
+    {SKINNY, QKV "m=64", 0},
+    {SKINNY, GATE_UP "m=1", 0},
+    {SKINNY, GATE_UP "m=64", 0},
+    {SKINNY, DOWN "m=1", 0},
+    {SKINNY, DOWN "m=16", 0},
+    {SKINNY, DOWN "m=64", 0},
+    {SKINNY, "n=896 n1=128 n2=128 k=896 w=bf16 w1=bf16 w2=bf16 m=1 bias=7", 0},
+    {SKINNY, "n=896 k=4864 w=bf16 m=1", 0},
+    {SKINNY, "n=151936 k=896 w=bf16 m=1", 0},
+    {GEMM, "linear_cuda", QKV "m=128", 0},
+    {GEMM, "linear_cuda", QKV "m=512", 0},
+    {GEMM, "linear_cuda", QKV "m=4096", 0},
+    {GEMM, NULL, QKV "m=4097", 0},
+    {GEMM, NULL, GATE_UP "m=4096", 0},
+    {GEMM, NULL, DOWN "m=4096", 0},
+    {GEMM, NULL, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=4096", 0},
+    {GEMM, NULL, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=4097", 0},
+    {PREFILL, "attention_cuda", "tokens=16384 seqs=32 max_kv=512 heads=32 kv_heads=8 k=128" BF16,
+     0},
+    {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=32 kv_heads=8 k=128" BF16, 0},
+    {PREFILL, "attention_cuda", "tokens=4097 seqs=1 max_kv=4097 heads=32 kv_heads=8 k=128" BF16, 0},
+    {PREFILL, NULL, "tokens=16388 seqs=4 max_kv=4097 heads=32 kv_heads=8 k=128" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=1 max_kv=16384 heads=32 kv_heads=8 k=128" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=1 max_kv=16384 heads=32 kv_heads=8 k=128 page=16" BF16, 0},
+    {PREFILL, "attention_cuda", "tokens=1024 seqs=2 max_kv=4096 heads=32 kv_heads=8 k=128" BF16, 0},
+    {PREFILL, "attention_cuda", "tokens=16384 seqs=32 max_kv=512 heads=14 kv_heads=2 k=64" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=14 kv_heads=2 k=64" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=1 max_kv=16384 heads=14 kv_heads=2 k=64" BF16, 0},
+    {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=128 page=64" BF16, 0},
+    {DECODE, "tokens=16 seqs=16 max_kv=16384 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {DECODE, "tokens=1 max_kv=131072 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {DECODE, "tokens=1 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {DECODE, "tokens=1 max_kv=512 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {DECODE, "tokens=32 seqs=32 max_kv=65536 heads=64 kv_heads=8 k=128 page=16 pages=5088" BF16,
+     512},
+    {DECODE, "tokens=64 seqs=64 max_kv=2048 heads=14 kv_heads=2 k=64 page=16" BF16, 0},
+};
+
+static sop_device *card;
+static sop_queue *queue;
+
+/* The operands of some calls, one set after another. */
+struct sets {
+    char *memory;
+    size_t bytes;
+    sop_operand *args; /* [n][roles] */
+    int64_t n;
+};
+
+static void must(sop_status s)
+{
+    if (s == SOP_OK) return;
+    printf("%s\n", sop_last_error());
+    exit(1);
+}
+
+static size_t rounded(size_t bytes)
+{
+    return (bytes + 1023) & ~(size_t)1023;
+}
+
+/* Random content: a piece of it, laid down again and again. */
+static void fill(const sop_tensor *v, char *host, uint64_t seed)
+{
+    enum { PIECE = 65537 };
+    const size_t block = sop_dtype_bytes(v->dtype), all = v->bytes / block;
+    const size_t n = all < PIECE ? all : PIECE;
+    const sop_tensor piece = {.data = host,
+                              .bytes = n * block,
+                              .dtype = v->dtype,
+                              .ndim = 1,
+                              .shape = {(int64_t)n * sop_dtype_block(v->dtype)},
+                              .stride = {1}};
+    sop_fill(&piece, SOP_FAMILY_NORMAL, seed);
+    for (size_t at = n; at < all; at += n)
+        memcpy(host + at * block, host, (all - at < n ? all - at : n) * block);
+}
+
+static void skew(const sop_attention_desc *d, int32_t others, const sop_operand *args)
+{
+    int32_t *table = args[SOP_ATTENTION_TABLE].data, *kv_len = args[SOP_ATTENTION_KV_LEN].data;
+    int32_t page = 0;
+    for (int64_t s = 0; s < d->seqs; s++) {
+        kv_len[s] = s ? others : (int32_t)d->max_kv;
+        for (int64_t i = 0; i * d->page < kv_len[s]; i++) table[s * d->table_stride + i] = page++;
+    }
+}
+
+static void make_sets(struct sets *s, const sop_op *op, const void *desc, int32_t skewed)
+{
+    sop_tensor v[SOP_MOST_ROLES];
+    sop_operand host[SOP_MOST_ROLES] = {{0}};
+    sop_facts facts;
+    size_t one = 0, at = 0;
+    for (int32_t r = 0; r < op->n_roles; r++) {
+        op->view(desc, r, &v[r]);
+        if ((op->roles[r].flags & SOP_ROLE_LIVE) || sop_droppable(op, r)) v[r].ndim = 0;
+        if (v[r].ndim) one += rounded(v[r].bytes);
+    }
+    card->ops->facts(card, &facts);
+    s->n = (int64_t)(4 * (size_t)facts.l2_bytes / one) + 1;
+    s->bytes = (size_t)s->n * one;
+    s->args = calloc((size_t)(s->n * op->n_roles), sizeof *s->args);
+    char *staging = malloc(one);
+    if (!s->args || !staging) exit(1);
+    must(card->ops->reserve(card, s->bytes, (void **)&s->memory));
+    for (int32_t r = 0; r < op->n_roles; r++) {
+        if (!v[r].ndim) continue;
+        host[r] = (sop_operand){staging + at, v[r].bytes};
+        if (!(op->roles[r].flags & SOP_ROLE_OUT)) fill(&v[r], staging + at, 77 + (uint64_t)r);
+        for (int64_t k = 0; k < s->n; k++)
+            s->args[k * op->n_roles + r] =
+                (sop_operand){s->memory + (size_t)k * one + at, v[r].bytes};
+        at += rounded(v[r].bytes);
+    }
+    if (op->fill) op->fill(desc, 0, -1, host);
+    if (skewed) skew(desc, skewed, host);
+    must(card->ops->copy(queue, s->memory, staging, one, SOP_COPY_IN));
+    for (int64_t k = 1; k < s->n; k++)
+        must(card->ops->copy(queue, s->memory + (size_t)k * one, s->memory, one, SOP_COPY_WITHIN));
+    must(card->ops->wait(queue));
+    free(staging);
+}
+
+static const sop_row *row_named(const sop_op *op, const char *name)
+{
+    for (int32_t i = 0; i < op->n_rows; i++)
+        if (strcmp(op->rows[i].name, name) == 0) return &op->rows[i];
+    printf("no row %s\n", name);
+    exit(1);
+}
+
+struct planned {
+    const sop_row *row;
+    sop_call call;
+    sop_split split;
+};
+
+static void plan(struct planned *p, const sop_op *op, const char *name, const void *desc)
+{
+    sop_facts facts;
+    card->ops->facts(card, &facts);
+    *p = (struct planned){.row = row_named(op, name)};
+    const char *why = p->row->refuse(desc);
+    if (why) {
+        printf("%s refuses: %s\n", name, why);
+        exit(1);
+    }
+    if (p->row->plan) must(p->row->plan(desc, NULL, &facts, SIZE_MAX, &p->split));
+    p->call = (sop_call){.size = sizeof p->call,
+                         .n_args = (uint32_t)op->n_roles,
+                         .desc = desc,
+                         .split = &p->split,
+                         .queue = queue};
+    must(card->ops->reserve(card, p->split.scratch_bytes, &p->call.scratch));
+}
+
+static void unplan(struct planned *p)
+{
+    card->ops->release(card, p->call.scratch, p->split.scratch_bytes);
+}
+
+/* |a - b| / |b| of all outputs, where a is what p made of the first set and b the floor. */
+static double difference(const sop_op *op, const void *desc, const struct sets *s,
+                         struct planned *p, struct planned *floor)
+{
+    double err = 0, all = 0;
+    struct planned *const both[] = {p, floor};
+    for (int32_t r = 0; r < op->n_roles; r++) {
+        sop_tensor v;
+        void *out[2];
+        op->view(desc, r, &v);
+        if (!s->args[r].data || !(op->roles[r].flags & SOP_ROLE_OUT)) continue;
+        for (int k = 0; k < 2; k++) {
+            out[k] = malloc(v.bytes);
+            both[k]->call.args = s->args;
+            memset(out[k], 0xff, v.bytes);
+            must(card->ops->copy(queue, s->args[r].data, out[k], v.bytes, SOP_COPY_IN));
+            must(card->ops->submit(queue, both[k]->row, &both[k]->call));
+            must(card->ops->copy(queue, out[k], s->args[r].data, v.bytes, SOP_COPY_OUT));
+            must(card->ops->wait(queue));
+        }
+        const int64_t n = sop_view_blocks(&v);
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t at = sop_view_at(&v, i);
+            const double a = sop_load(out[0], v.dtype, at), b = sop_load(out[1], v.dtype, at);
+            err += (a - b) * (a - b);
+            all += b * b;
+        }
+        free(out[0]);
+        free(out[1]);
+    }
+    return sqrt(err / all);
+}
+
+static sop_graph *record(struct planned *p, const struct sets *s, int64_t calls)
+{
+    sop_graph *g;
+    must(card->ops->record_begin(queue));
+    for (int64_t i = 0; i < calls; i++) {
+        p->call.args = s->args + i % s->n * p->call.n_args;
+        must(card->ops->submit(queue, p->row, &p->call));
+    }
+    must(card->ops->record_end(queue, &g));
+    return g;
+}
+
+static double replay(sop_graph *g, int64_t times)
+{
+    const double from = sop_now_s();
+    for (int64_t i = 0; i < times; i++) must(card->ops->replay(queue, g));
+    must(card->ops->wait(queue));
+    return (sop_now_s() - from) / (double)times;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void time_line(const sop_op *op, const void *desc, const struct line *l, struct planned *p,
+                      const struct sets *s, double rel)
+{
+    enum { BURSTS = 7 };
+    sop_cost cost;
+    double burst[BURSTS];
+    int64_t calls = 1;
+    sop_graph *g = record(p, s, calls);
+    (void)replay(g, 1);
+    for (double took = replay(g, 1); took < 4e-3 && calls < 4096; took = replay(g, 1)) {
+        card->ops->graph_destroy(g);
+        calls = took > 2e-4 ? (int64_t)(4.5e-3 / took * (double)calls) + 1 : 8 * calls;
+        if (calls > 4096) calls = 4096;
+        g = record(p, s, calls);
+        (void)replay(g, 1);
+    }
+    for (int i = 0; i < BURSTS; i++) {
+        (void)usleep(60000);
+        burst[i] = replay(g, 1) / (double)calls;
+    }
+    qsort(burst, BURSTS, sizeof *burst, ascending);
+    const double once = burst[BURSTS / 2];
+    const double long_run = replay(g, (int64_t)(0.4 / (once * (double)calls)) + 1) / (double)calls;
+    card->ops->graph_destroy(g);
+    op->cost(desc, &cost);
+    if (l->skewed) {
+        const sop_attention_desc *d = desc;
+        const double keys = (double)d->max_kv + (double)(d->seqs - 1) * l->skewed;
+        cost.read_bytes = keys * (double)(d->kv_heads * 2 * d->k) * 2;
+        cost.flops = 4 * keys * (double)(d->heads * d->k);
+    }
+    const double bytes = cost.read_bytes + cost.write_bytes;
+    printf("%-22s %-70.70s %9.2f us (%.2f to %.2f) %5.2f TB/s %6.1f TFLOP/s; sustained %9.2f us "
+           "%5.2f TB/s %6.1f TFLOP/s; sets %lld",
+           p->row->name, l->desc, once * 1e6, burst[0] * 1e6, burst[BURSTS - 1] * 1e6,
+           bytes / once * 1e-12, cost.flops / once * 1e-12, long_run * 1e6,
+           bytes / long_run * 1e-12, cost.flops / long_run * 1e-12, (long long)s->n);
+    printf(rel >= 0 ? "; off by %.2e\n" : "\n", rel);
+    (void)fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+    if (sop_device_cuda(0, &card) != SOP_OK) {
+        printf("%s\n", sop_last_error());
+        return 1;
+    }
+    must(card->ops->queue_create(card, &queue));
+    printf("%s\n", card->ops->name);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        const struct line *l = &lines[i];
+        const sop_op *op = sop_op_find(l->op);
+        _Alignas(16) char desc[1024];
+        struct sets sets;
+        struct planned hot, floor;
+        double rel = -1;
+        if (argc > 1 && !strstr(l->row, argv[1]) && !strstr(l->desc, argv[1])) continue;
+        must(sop_desc_parse(op, l->desc, desc));
+        make_sets(&sets, op, desc, l->skewed);
+        plan(&hot, op, l->row, desc);
+        if (l->floor) {
+            plan(&floor, op, l->floor, desc);
+            rel = difference(op, desc, &sets, &hot, &floor);
+            unplan(&floor);
+        }
+        time_line(op, desc, l, &hot, &sets, rel);
+        unplan(&hot);
+        card->ops->release(card, sets.memory, sets.bytes);
+        free(sets.args);
+    }
+    card->ops->queue_destroy(queue);
+    sop_device_destroy(card);
+    return 0;
+}
