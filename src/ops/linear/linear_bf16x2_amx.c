@@ -20,7 +20,7 @@
 enum {
     KC = 1024,   /* k between two stays of the sums in y */
     PAIRS = 4,   /* of panels that share a pass over x: with KC, 256 KiB of decoded weights in L2 */
-    FEWEST = 16, /* tokens: below, rows that stream the weights once are as fast */
+    FEWEST = 24, /* tokens: below, rows that decode in registers are faster */
     TILE = 1024, /* bytes of a tile of x or w: 32 k */
     R = SOP_PANEL_ROWS,
     NV = 1
@@ -304,7 +304,7 @@ const char *sop_linear_bf16x2_refuse(const void *desc)
     if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants float32 activations";
     if (d->numerics == SOP_NUMERICS_INVARIANT)
         return "numerics=invariant wants one row for any number of tokens";
-    if (d->tokens < FEWEST) return "fewer than 16 tokens";
+    if (d->tokens < FEWEST) return "fewer than 24 tokens";
     return sop_panels_refuse(d);
 }
 
