@@ -80,7 +80,8 @@ static sop_status copy_in_place(sop_super *s, const sop_node *node, bool save)
                 (op->roles[a].flags & SOP_ROLE_PARTIAL))
                 continue;
             bool read = false;
-            for (int32_t b = 0, k = 0, left = op->n_roles; b < (int32_t)node->call.n_args; b++) {
+            int32_t k = 0, left = s->program->modules[node->module].op->n_roles;
+            for (int32_t b = 0; b < (int32_t)node->call.n_args; b++) {
                 const sop_op *of = s->program->modules[node->module + k].op;
                 read |= !(of->roles[of->n_roles - left].flags & SOP_ROLE_OUT) &&
                         node->call.args[b].data == x->data;
