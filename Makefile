@@ -6,7 +6,7 @@ MODEL = smollm2-135m
 PROMPT = Explain in three sentences why the sky is blue.
 TOKENS = 128
 PREFIX = /usr/local
-MODELS =
+MODELS ?=
 export MODELS
 
 build:
