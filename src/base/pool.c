@@ -31,7 +31,7 @@ struct sop_pool {
     sop_pool_foreign *foreign;
     void *foreign_ctx;
     atomic_uint sleepers;
-    bool stop;
+    atomic_bool stop;
     int32_t threads, started;
     struct worker worker[];
 };
