@@ -13,7 +13,9 @@
 enum {
     WIDEST = 8,   /* tokens in one tile */
     TOKENS = 64,  /* that pass all panels of a piece before the next ones do: they stay in L2 */
-    AHEAD = 2048, /* bytes of prefetch in the stream of weights */
+    STREAMS = 4,  /* panels that one token reads side by side */
+    MOST = 8,     /* sums of 16 rows in registers: the larger of both */
+    AHEAD = 4096, /* bytes of prefetch in the stream of weights */
     R = SOP_PANEL_ROWS
 };
 
@@ -70,9 +72,13 @@ INLINE __m512 bytes16(const void *p)
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-INLINE void prefetch(const uint8_t *p, size_t bytes)
+/* What one of `panels` streams reads AHEAD bytes later. Past the end of its panel that is in the panel
+ * as many further on; at: where the stream is in its panel. */
+INLINE void prefetch(const uint8_t *p, size_t bytes, const int panels, size_t apart, size_t at)
 {
-    for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)p + AHEAD + i, _MM_HINT_T0);
+    const size_t jump = panels > 1 && at + AHEAD >= apart ? (size_t)(panels - 1) * apart : 0;
+    for (size_t i = 0; i < bytes; i += 64)
+        _mm_prefetch((const char *)p + AHEAD + jump + i, _MM_HINT_T0);
 }
 
 INLINE int is16(int32_t dtype) /* takes 16-bit activations */
@@ -116,141 +122,162 @@ INLINE __m512 end8(__m512 f, v16 sum, __m512 d, __m512 m, float d8, float s8)
     return end16(_mm512_fmadd_ps(m, _mm512_set1_ps(s8), f), sum, d, d8);
 }
 
-/* ---- n tokens from token t past one panel; f are the sums ---- */
+/* ---- n tokens from token t past `panels` panels, `apart` bytes from each other; f [panels][n] are the
+ * sums. One of panels and n is 1: several tokens share the work of decoding, and for one token several
+ * panels are several streams of memory, which one core reads faster than one. ---- */
 
-INLINE void panel8(int32_t dtype, const uint8_t *w, const sop_acts *a, int64_t t, const int n,
-                   __m512 f[WIDEST])
+INLINE void run8(int32_t dtype, const uint8_t *w, size_t apart, const int panels, const sop_acts *a,
+                 int64_t t, const int n, __m512 f[MOST])
 {
+    const uint8_t *const from = w;
     const int groups = is_k(dtype) ? 8 : 1;
     const size_t head = is_k(dtype) ? 320 : dtype == SOP_Q4_1 || dtype == SOP_Q5_1 ? 64 : 32;
     const size_t group = has5(dtype) ? 320 : 256;
     const int8_t *x = a->q8 + t * a->k;
     const float *d8 = a->d8 + t * (a->k / 32), *s8 = a->s8 + t * (a->k / 32);
     for (int64_t b = 0; b < a->k / 32 / groups; b++, w += head + (size_t)groups * group)
-        for (int g = 0; g < groups; g++, x += 32 * n, d8 += n, s8 += n) {
-            const uint8_t *q = w + head + group * (size_t)g;
-            const v16 fifth = ld(q);
-            v16 s[WIDEST], u[WIDEST];
-            __m512 d, m;
-            prefetch(g ? q : w, g ? group : head + group);
-            UNROLL for (int r = 0; r < n; r++) s[r] = u[r] = _mm512_setzero_si512();
-            UNROLL for (int i = 0; i < 4; i++)
+        for (int g = 0; g < groups; g++, x += 32 * n, d8 += n, s8 += n)
+            UNROLL for (int p = 0; p < panels; p++)
             {
-                const v16 both = ld(q + (has5(dtype) ? 64 : 0) + 64 * i);
-                v16 lo = low4(both), hi = high4(both);
-                if (has5(dtype)) {
-                    lo = with5(lo, fifth, i);
-                    hi = with5(hi, fifth, i + 4);
-                }
-                UNROLL for (int r = 0; r < n; r++)
+                const uint8_t *wp = w + (size_t)p * apart, *q = wp + head + group * (size_t)g;
+                const v16 fifth = ld(q);
+                v16 s[MOST], u[MOST];
+                __m512 d, m;
+                prefetch(g ? q : wp, g ? group : head + group, panels, apart, (size_t)(w - from));
+                UNROLL for (int r = 0; r < n; r++) s[r] = u[r] = _mm512_setzero_si512();
+                UNROLL for (int i = 0; i < 4; i++)
                 {
-                    s[r] = _mm512_dpbusd_epi32(s[r], lo, all4(x + (i * n + r) * 4));
-                    u[r] = _mm512_dpbusd_epi32(u[r], hi, all4(x + ((i + 4) * n + r) * 4));
+                    const v16 both = ld(q + (has5(dtype) ? 64 : 0) + 64 * i);
+                    v16 lo = low4(both), hi = high4(both);
+                    if (has5(dtype)) {
+                        lo = with5(lo, fifth, i);
+                        hi = with5(hi, fifth, i + 4);
+                    }
+                    UNROLL for (int r = 0; r < n; r++)
+                    {
+                        s[r] = _mm512_dpbusd_epi32(s[r], lo, all4(x + (i * n + r) * 4));
+                        u[r] = _mm512_dpbusd_epi32(u[r], hi, all4(x + ((i + 4) * n + r) * 4));
+                    }
                 }
+                scales(dtype, wp, g, &d, &m);
+                UNROLL for (int r = 0; r < n; r++) f[p + r] =
+                    end8(f[p + r], _mm512_add_epi32(s[r], u[r]), d, m, d8[r], s8[r]);
             }
-            scales(dtype, w, g, &d, &m);
-            UNROLL for (int r = 0; r < n; r++) f[r] =
-                end8(f[r], _mm512_add_epi32(s[r], u[r]), d, m, d8[r], s8[r]);
-        }
 }
 
-INLINE void panel_q8_0(const uint8_t *w, const sop_acts *a, int64_t t, const int n,
-                       __m512 f[WIDEST])
+INLINE void run_q8_0(const uint8_t *w, size_t apart, const int panels, const sop_acts *a, int64_t t,
+                     const int n, __m512 f[MOST])
 {
+    const uint8_t *const from = w;
     const int8_t *high = a->high + t * a->k, *low = a->low + t * a->k;
     const int32_t *sum16 = a->sum16 + t * (a->k / 16);
     const float *d16 = a->d16 + t * (a->k / 32);
     for (int64_t b = 0; b < a->k / 32;
-         b++, w += 544, high += 32 * n, low += 32 * n, d16 += n, sum16 += 2 * n) {
-        v16 s[WIDEST], u[WIDEST];
-        prefetch(w, 544);
-        UNROLL for (int r = 0; r < n; r++)
+         b++, w += 544, high += 32 * n, low += 32 * n, d16 += n, sum16 += 2 * n)
+        UNROLL for (int p = 0; p < panels; p++)
         {
-            s[r] = _mm512_setzero_si512();
-            u[r] = _mm512_set1_epi32(-128 * (sum16[r] + sum16[n + r]));
-        }
-        UNROLL for (int i = 0; i < 8; i++)
-        {
-            const v16 q = _mm512_xor_si512(ld(w + 32 + 64 * i), _mm512_set1_epi8(-128));
+            const uint8_t *wp = w + (size_t)p * apart;
+            v16 s[MOST], u[MOST];
+            prefetch(wp, 544, panels, apart, (size_t)(w - from));
             UNROLL for (int r = 0; r < n; r++)
             {
-                s[r] = _mm512_dpbusd_epi32(s[r], q, all4(high + (i * n + r) * 4));
-                u[r] = _mm512_dpbusd_epi32(u[r], q, all4(low + (i * n + r) * 4));
+                s[r] = _mm512_setzero_si512();
+                u[r] = _mm512_set1_epi32(-128 * (sum16[r] + sum16[n + r]));
             }
+            UNROLL for (int i = 0; i < 8; i++)
+            {
+                const v16 q = _mm512_xor_si512(ld(wp + 32 + 64 * i), _mm512_set1_epi8(-128));
+                UNROLL for (int r = 0; r < n; r++)
+                {
+                    s[r] = _mm512_dpbusd_epi32(s[r], q, all4(high + (i * n + r) * 4));
+                    u[r] = _mm512_dpbusd_epi32(u[r], q, all4(low + (i * n + r) * 4));
+                }
+            }
+            const __m512 d = half16(wp);
+            UNROLL for (int r = 0; r < n; r++) f[p + r] =
+                end16(f[p + r], _mm512_add_epi32(_mm512_slli_epi32(s[r], 7), u[r]), d, d16[r]);
         }
-        const __m512 d = half16(w);
-        UNROLL for (int r = 0; r < n; r++) f[r] =
-            end16(f[r], _mm512_add_epi32(_mm512_slli_epi32(s[r], 7), u[r]), d, d16[r]);
-    }
 }
 
-INLINE void panel_q6_k(const uint8_t *w, const sop_acts *a, int64_t t, const int n,
-                       __m512 f[WIDEST])
+INLINE void run_q6_k(const uint8_t *w, size_t apart, const int panels, const sop_acts *a, int64_t t,
+                     const int n, __m512 f[MOST])
 {
+    const uint8_t *const from = w;
     const int8_t *high = a->high + t * a->k, *low = a->low + t * a->k;
     const int32_t *sum16 = a->sum16 + t * (a->k / 16);
     const float *d16 = a->d16 + t * (a->k / 32);
     for (int64_t b = 0; b < a->k / 256; b++, w += 3360)
-        for (int g = 0; g < 8; g++, d16 += n) {
-            v16 sum[WIDEST];
-            prefetch(w + 420 * g, 420);
-            UNROLL for (int c = 0; c < 2; c++, high += 16 * n, low += 16 * n, sum16 += n)
+        for (int g = 0; g < 8; g++, d16 += n, high += 32 * n, low += 32 * n, sum16 += 2 * n)
+            UNROLL for (int p = 0; p < panels; p++)
             {
-                const uint8_t *at = w + 288 + 384 * g + 192 * c;
-                const v16 l0 = ld(at), l1 = ld(at + 64), h = ld(at + 128);
-                const v16 q[4] = {with45(low4(l0), h, 0), with45(high4(l0), h, 1),
-                                  with45(low4(l1), h, 2), with45(high4(l1), h, 3)};
-                const v16 scale = _mm512_cvtepi8_epi32(
-                    _mm_loadu_si128((const __m128i *)(w + 32 + 32 * g + 16 * c)));
-                UNROLL for (int r = 0; r < n; r++)
+                const uint8_t *wp = w + (size_t)p * apart;
+                v16 sum[MOST];
+                prefetch(wp + 420 * g, 420, panels, apart, (size_t)(w - from));
+                UNROLL for (int c = 0; c < 2; c++)
                 {
-                    v16 s = _mm512_setzero_si512(), u = _mm512_set1_epi32(-32 * sum16[r]);
-                    UNROLL for (int i = 0; i < 4; i++)
+                    const uint8_t *at = wp + 288 + 384 * g + 192 * c;
+                    const v16 l0 = ld(at), l1 = ld(at + 64), h = ld(at + 128);
+                    const v16 q[4] = {with45(low4(l0), h, 0), with45(high4(l0), h, 1),
+                                      with45(low4(l1), h, 2), with45(high4(l1), h, 3)};
+                    const v16 scale = _mm512_cvtepi8_epi32(
+                        _mm_loadu_si128((const __m128i *)(wp + 32 + 32 * g + 16 * c)));
+                    UNROLL for (int r = 0; r < n; r++)
                     {
-                        s = _mm512_dpbusd_epi32(s, q[i], all4(high + (i * n + r) * 4));
-                        u = _mm512_dpbusd_epi32(u, q[i], all4(low + (i * n + r) * 4));
+                        v16 s = _mm512_setzero_si512();
+                        v16 u = _mm512_set1_epi32(-32 * sum16[c * n + r]);
+                        UNROLL for (int i = 0; i < 4; i++)
+                        {
+                            const int64_t quad = ((4 * c + i) * n + r) * 4;
+                            s = _mm512_dpbusd_epi32(s, q[i], all4(high + quad));
+                            u = _mm512_dpbusd_epi32(u, q[i], all4(low + quad));
+                        }
+                        s = _mm512_add_epi32(_mm512_slli_epi32(s, 7), u);
+                        s = _mm512_mullo_epi32(s, scale);
+                        sum[r] = c ? _mm512_add_epi32(sum[r], s) : s;
                     }
-                    s = _mm512_mullo_epi32(_mm512_add_epi32(_mm512_slli_epi32(s, 7), u), scale);
-                    sum[r] = c ? _mm512_add_epi32(sum[r], s) : s;
                 }
+                const __m512 d = half16(wp);
+                UNROLL for (int r = 0; r < n; r++) f[p + r] = end16(f[p + r], sum[r], d, d16[r]);
             }
-            const __m512 d = half16(w);
-            UNROLL for (int r = 0; r < n; r++) f[r] = end16(f[r], sum[r], d, d16[r]);
-        }
 }
 
-/* A function for each format and width: within a larger one the sums do not stay in registers. */
-typedef void panel_fn(const uint8_t *w, const sop_acts *a, int64_t t, float *sums);
-#define PANEL_N(type, n, body) \
-    static void panel_##type##_##n(const uint8_t *w, const sop_acts *a, int64_t t, float *sums) \
+/* A function for each format and width, of one panel or of STREAMS: within a larger one the sums do not
+ * stay in registers. */
+typedef void run_fn(const uint8_t *w, size_t apart, const sop_acts *a, int64_t t, float *sums);
+#define RUN_N(type, panels, n, call) \
+    static void run_##type##_##panels##_##n(const uint8_t *w, size_t apart, const sop_acts *a, \
+                                            int64_t t, float *sums) \
     { \
-        __m512 f[WIDEST]; \
-        UNROLL for (int r = 0; r < n; r++) f[r] = _mm512_setzero_ps(); \
-        body; \
-        UNROLL for (int r = 0; r < n; r++) _mm512_storeu_ps(sums + R * r, f[r]); \
+        __m512 f[MOST]; \
+        (void)apart; \
+        UNROLL for (int i = 0; i < (panels) * (n); i++) f[i] = _mm512_setzero_ps(); \
+        call; \
+        UNROLL for (int i = 0; i < (panels) * (n); i++) _mm512_storeu_ps(sums + R * i, f[i]); \
     }
-#define PANEL(n) \
-    PANEL_N(Q4_0, n, panel8(SOP_Q4_0, w, a, t, n, f)) \
-    PANEL_N(Q4_1, n, panel8(SOP_Q4_1, w, a, t, n, f)) \
-    PANEL_N(Q5_0, n, panel8(SOP_Q5_0, w, a, t, n, f)) \
-    PANEL_N(Q5_1, n, panel8(SOP_Q5_1, w, a, t, n, f)) \
-    PANEL_N(Q4_K, n, panel8(SOP_Q4_K, w, a, t, n, f)) \
-    PANEL_N(Q5_K, n, panel8(SOP_Q5_K, w, a, t, n, f)) \
-    PANEL_N(Q8_0, n, panel_q8_0(w, a, t, n, f)) \
-    PANEL_N(Q6_K, n, panel_q6_k(w, a, t, n, f))
-PANEL(1)
-PANEL(2)
-PANEL(4)
-PANEL(8)
+#define RUN(panels, n) \
+    RUN_N(Q4_0, panels, n, run8(SOP_Q4_0, w, apart, panels, a, t, n, f)) \
+    RUN_N(Q4_1, panels, n, run8(SOP_Q4_1, w, apart, panels, a, t, n, f)) \
+    RUN_N(Q5_0, panels, n, run8(SOP_Q5_0, w, apart, panels, a, t, n, f)) \
+    RUN_N(Q5_1, panels, n, run8(SOP_Q5_1, w, apart, panels, a, t, n, f)) \
+    RUN_N(Q4_K, panels, n, run8(SOP_Q4_K, w, apart, panels, a, t, n, f)) \
+    RUN_N(Q5_K, panels, n, run8(SOP_Q5_K, w, apart, panels, a, t, n, f)) \
+    RUN_N(Q8_0, panels, n, run_q8_0(w, apart, panels, a, t, n, f)) \
+    RUN_N(Q6_K, panels, n, run_q6_k(w, apart, panels, a, t, n, f))
+RUN(4, 1)
+RUN(1, 1)
+RUN(1, 2)
+RUN(1, 4)
+RUN(1, 8)
 
-static panel_fn *panel_of(int32_t dtype, int64_t n)
+static run_fn *run_of(int32_t dtype, int64_t panels, int64_t n)
 {
 #define ONE(type) \
     case SOP_##type: \
-        return n == 1   ? panel_##type##_1 \
-               : n == 2 ? panel_##type##_2 \
-               : n == 4 ? panel_##type##_4 \
-                        : panel_##type##_8
+        return panels > 1 ? run_##type##_4_1 \
+               : n == 1   ? run_##type##_1_1 \
+               : n == 2   ? run_##type##_1_2 \
+               : n == 4   ? run_##type##_1_4 \
+                          : run_##type##_1_8
     switch (dtype) {
         ONE(Q8_0);
         ONE(Q6_K);
@@ -269,7 +296,23 @@ struct job {
     sop_acts a;
 };
 
-static void some_panels(const void *arg, int64_t begin, int64_t end, int32_t worker)
+static void one_token(const void *arg, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct job *job = arg;
+    const sop_panels *p = &job->p;
+    (void)worker;
+    for (int64_t i = begin, n; i < end; i += n) {
+        const sop_panel at = sop_panel_at(p, i);
+        float sums[STREAMS][R];
+        n = end - i >= STREAMS && at.columns > (STREAMS - 1) * R ? STREAMS : 1;
+        run_of(at.dtype, n, 1)(at.w, sop_panel_bytes(at.dtype, p->k), &job->a, 0, sums[0]);
+        for (int64_t c = 0; c < n; c++)
+            sop_sums_put(at.y + c * R, sums[c], at.columns - c * R,
+                         at.bias ? at.bias + c * R : NULL);
+    }
+}
+
+static void some_tokens(const void *arg, int64_t begin, int64_t end, int32_t worker)
 {
     const struct job *job = arg;
     const sop_panels *p = &job->p;
@@ -281,7 +324,7 @@ static void some_panels(const void *arg, int64_t begin, int64_t end, int32_t wor
             for (int64_t t = t0, n; t < t1; t += n) {
                 float sums[WIDEST][R];
                 n = sop_tile_width(WIDEST, t1 - t);
-                panel_of(at.dtype, n)(at.w, &job->a, t, sums[0]);
+                run_of(at.dtype, 1, n)(at.w, 0, &job->a, t, sums[0]);
                 for (int64_t r = 0; r < n; r++)
                     sop_sums_put(at.y + (t + r) * p->y_stride, sums[r], at.columns, at.bias);
             }
@@ -318,8 +361,8 @@ sop_status sop_linear_q8x_vnni(const sop_call *call)
     sop_stage_y(&job.p, call, (char *)call->scratch + acts_bytes);
     if (job.p.tokens == 0) return SOP_OK;
     sop_acts_fill(&job.a, call, job.p.tokens);
-    sop_parallel(call->queue, job.p.n_panels, (job.p.n_panels + pieces - 1) / pieces, some_panels,
-                 &job);
+    sop_parallel(call->queue, job.p.n_panels, (job.p.n_panels + pieces - 1) / pieces,
+                 job.p.tokens == 1 ? one_token : some_tokens, &job);
     sop_stage_end(&job.p, call);
     return SOP_OK;
 }
