@@ -74,6 +74,13 @@ static const struct line lines[] = {
     {DECODE, "tokens=32 seqs=32 max_kv=65536 heads=64 kv_heads=8 k=128 page=16 pages=5088" BF16,
      512},
     {DECODE, "tokens=64 seqs=64 max_kv=2048 heads=14 kv_heads=2 k=64 page=16" BF16, 0},
+    {"rmsnorm", "rmsnorm_wide_sm80", "rmsnorm_cuda", "tokens=32768 dim=8192 x=bf16 r=bf16 y=bf16",
+     0},
+    {"gated", "gated_wide_sm80", "gated_cuda", "tokens=32768 dim=8192 x=bf16 y=bf16", 0},
+    {"softmax", "softmax_wide_sm80", "softmax_cuda", "tokens=32768 dim=8192 x=bf16 y=bf16", 0},
+    {"add", "add_wide_sm80", "add_cuda", "tokens=32768 dim=8192 a=bf16 b=bf16 y=bf16", 0},
+    {"sample", "sample_cuda", NULL, "rows=1 vocab=151936", 0},
+    {"sample", "sample_cuda", NULL, "rows=64 vocab=151936", 0},
 };
 
 static sop_device *card;

@@ -50,7 +50,8 @@ enum {
 enum {
     SOP_CUDA_SM80 = 1u << 0,  /* compute capability 8.0 or newer */
     SOP_CUDA_SM89 = 1u << 1,  /* 8.9 or newer */
-    SOP_CUDA_SM90A = 1u << 2, /* 9.0 exactly: code that uses wgmma runs on no other */
+    SOP_CUDA_SM90 = 1u << 2,  /* 9.0 or newer */
+    SOP_CUDA_SM90A = 1u << 3, /* 9.0 exactly: code that uses wgmma runs on no other */
 };
 
 typedef enum sop_device_kind {

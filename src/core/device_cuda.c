@@ -171,6 +171,7 @@ static sop_status cuda_queue_create(sop_device *d, sop_queue **out)
     q->cuda.base.device = d;
     q->cuda.stream = stream;
     q->cuda.counters = counters;
+    q->cuda.early = (((struct cuda_device *)d)->facts.features & SOP_CUDA_SM90) != 0;
     *out = &q->cuda.base;
     return SOP_OK;
 }
@@ -293,6 +294,7 @@ static uint32_t features_of(int major, int minor)
     uint32_t f = 0;
     if (capability >= 80) f |= SOP_CUDA_SM80;
     if (capability >= 89) f |= SOP_CUDA_SM89;
+    if (capability >= 90) f |= SOP_CUDA_SM90;
     if (capability == 90) f |= SOP_CUDA_SM90A;
     return f;
 }

@@ -14,6 +14,7 @@ typedef struct sop_cuda_queue {
     sop_queue base;
     void *stream;  /* cudaStream_t */
     int *counters; /* on the device */
+    int32_t early; /* a kernel may begin while the one before it ends */
 } sop_cuda_queue;
 
 /* Counters by which the blocks of a kernel meet: this many ints, zero before and after every kernel. A
@@ -28,6 +29,11 @@ static inline void *sop_cuda_stream(const sop_call *call)
 static inline int *sop_cuda_counters(const sop_call *call)
 {
     return ((const sop_cuda_queue *)call->queue)->counters;
+}
+
+static inline int32_t sop_cuda_early(const sop_call *call)
+{
+    return ((const sop_cuda_queue *)call->queue)->early;
 }
 
 /* SOP_E_DEVICE with the sentence of a cudaError_t. */

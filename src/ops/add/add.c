@@ -94,6 +94,8 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "add_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
+     .refuse = sop_add_wide_refuse, .run = sop_add_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "add_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_add_cuda},
 #endif

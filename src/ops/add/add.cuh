@@ -8,6 +8,7 @@
 static __global__ void sop_add_any(const sop_add_desc d, const void *a, const void *b,
                                    const int32_t *live, void *y)
 {
+    sop_begin();
     const int64_t t = blockIdx.x, i = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
     if (t >= sop_live_rows(live, d.tokens) || i >= d.dim) return;
     sop_store_any(y, d.y_dtype, t * d.y_stride + i,

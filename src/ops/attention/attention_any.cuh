@@ -11,6 +11,7 @@ static __global__ __launch_bounds__(256) void sop_attention_any(const sop_attent
 {
     enum { TILE = 64, CHANNELS = 256 };
     __shared__ float score[TILE], weight[TILE], part[256];
+    sop_begin();
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     const int64_t t = blockIdx.x, h = blockIdx.y, g = h / (d.heads / d.kv_heads);
     const int seqs = (int)sop_live_rows(a.live, d.seqs);

@@ -53,17 +53,14 @@ template <typename T, typename QO> static sop_status run(const sop_call *call)
     p.part_o = (float *)call->scratch;
     p.part_ml = (float2 *)(p.part_o + (size_t)grid * 2 * DECODE_GROUP * d->k);
     p.arrived = sop_cuda_counters(call);
-    if (d->k == 64)
-        sop_decode_sm80<T, QO, 64><<<grid, DECODE_WARPS * 32, 0, sop_stream(call)>>>(p);
-    else
-        sop_decode_sm80<T, QO, 128><<<grid, DECODE_WARPS * 32, 0, sop_stream(call)>>>(p);
-    return sop_launched();
+    return sop_launch(d->k == 64 ? sop_decode_sm80<T, QO, 64> : sop_decode_sm80<T, QO, 128>, grid,
+                      DECODE_WARPS * 32, call, p);
 }
 
 extern "C" sop_status sop_attention_decode_sm80(const sop_call *call)
 {
     const sop_attention_desc *d = (const sop_attention_desc *)call->desc;
-    if (d->tokens == 0) return SOP_OK;
+    if (d->tokens == 0 || d->seqs == 0) return SOP_OK;
     if (!sop_attention_aligned(call)) return sop_attention_cuda(call);
     if (d->q_dtype == SOP_F32)
         return d->kv_dtype == SOP_F16 ? run<__half, float>(call) : run<__nv_bfloat16, float>(call);

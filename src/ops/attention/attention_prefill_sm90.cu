@@ -65,12 +65,8 @@ static sop_status maps_of(const sop_call *call, const void *q, int64_t q_head, i
 template <typename T, typename O, int HEAD>
 static sop_status launch(const sop_call *call, const prefill_maps &maps, const prefill_args &p)
 {
-    auto kernel = sop_prefill_sm90<T, O, HEAD>;
-    const int bytes = prefill_smem<HEAD>::bytes;
-    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    kernel<<<(unsigned)call->split->word[GRID], PREFILL_THREADS, bytes, sop_stream(call)>>>(maps,
-                                                                                            p);
-    return sop_launched();
+    return sop_launch_cluster(sop_prefill_sm90<T, O, HEAD>, (unsigned)call->split->word[GRID],
+                              PREFILL_THREADS, prefill_smem<HEAD>::bytes, 1, call, maps, p);
 }
 
 template <typename T, typename O> static sop_status run(const sop_call *call)
@@ -91,15 +87,18 @@ template <typename T, typename O> static sop_status run(const sop_call *call)
     p.scale = d->scale, p.cap = d->cap;
     if (d->q_dtype == SOP_F32) {
         T *rounded = (T *)(scratch + call->split->word[Q_AT]);
-        sop_round_q<T><<<(unsigned)d->tokens, 256, 0, sop_stream(call)>>>(
-            (const float *)q, q_stride, q_head, p.heads, (int)d->k, rounded);
+        const sop_status s =
+            sop_launch(sop_round_q<T>, (unsigned)d->tokens, 256, call, (const float *)q, q_stride,
+                       q_head, p.heads, (int)d->k, rounded);
+        if (s != SOP_OK) return s;
         q = rounded;
         q_head = d->k, q_stride = d->heads * d->k;
     }
-    const sop_status s = maps_of(call, q, q_head, q_stride, &maps);
+    sop_status s = maps_of(call, q, q_head, q_stride, &maps);
+    if (s == SOP_OK)
+        s = sop_launch(sop_prefill_plan, 1, 1024, call, p.a, (int)d->seqs, p.window, p.causal,
+                       (prefill_tile *)p.tiles, p.state);
     if (s != SOP_OK) return s;
-    sop_prefill_plan<<<1, 1024, 0, sop_stream(call)>>>(p.a, (int)d->seqs, p.window, p.causal,
-                                                       (prefill_tile *)p.tiles, p.state);
     return d->k == 64 ? launch<T, O, 64>(call, maps, p) : launch<T, O, 128>(call, maps, p);
 }
 

@@ -110,19 +110,19 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32,
 
     /* the keys that each query sees; the cost of one head of all queries before it */
     int cost = 0;
+    sop_begin();
     if (tid < p.tokens) {
-        const int seqs = (int)sop_live_rows(p.a.live, p.seqs);
-        int s = -1;
-        if (tid < seqs && p.a.q_start[tid] == tid && p.a.q_start[tid + 1] == tid + 1)
-            s = tid; /* one query a sequence */
-        else
+        /* Mostly a sequence has one query, its own: what that takes is read at once. */
+        const int seqs = (int)sop_live_rows(p.a.live, p.seqs), guess = min(tid, p.seqs - 1);
+        int s = guess, q0 = p.a.q_start[s], q1 = p.a.q_start[s + 1], keys = p.a.kv_len[s];
+        if (tid >= seqs || q0 != tid || q1 != tid + 1) {
             s = sop_sequence_of(p.a.q_start, seqs, tid);
+            if (s >= 0) q0 = p.a.q_start[s], q1 = p.a.q_start[s + 1], keys = p.a.kv_len[s];
+        }
         seq_of[tid] = s;
         lo_of[tid] = hi_of[tid] = 0;
         if (s >= 0) {
-            const int keys = p.a.kv_len[s], q0 = p.a.q_start[s];
-            const int pos = tid - q0 + keys - (p.a.q_start[s + 1] - q0);
-            const int hi = !p.causal ? keys : max(pos + 1, 0);
+            const int pos = tid - q0 + keys - (q1 - q0), hi = !p.causal ? keys : max(pos + 1, 0);
             lo_of[tid] = min(p.window > 0 ? max(pos - p.window + 1, 0) : 0, hi);
             hi_of[tid] = hi;
             cost = hi > lo_of[tid] ? (hi + UNIT - 1) / UNIT - lo_of[tid] / UNIT + p.seg_cost : 0;

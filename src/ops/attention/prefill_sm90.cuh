@@ -62,6 +62,7 @@ static __global__ __launch_bounds__(1024) void sop_prefill_plan(const sop_attent
 {
     __shared__ int start[PREFILL_BUCKETS + 1], longest;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
+    sop_begin();
     const int seqs = (int)sop_live_rows(a.live, seqs_most);
     for (int i = threadIdx.x; i <= PREFILL_BUCKETS; i += blockDim.x) start[i] = 0;
     if (threadIdx.x == 0) longest = 0;
@@ -111,6 +112,7 @@ static __global__ void sop_round_q(const float *q, int64_t q_stride, int64_t q_h
                                    int k, T *out)
 {
     const int64_t t = blockIdx.x;
+    sop_begin();
     for (int e = threadIdx.x; e < heads * k; e += blockDim.x)
         out[t * heads * k + e] = sop_from_float<T>(q[t * q_stride + e / k * q_head + e % k]);
 }
@@ -146,27 +148,30 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
         fence_mbar_init();
     }
     __syncthreads();
+    sop_begin();
 
     if (wg == 0) {
         regs_dec<40>();
-        if (threadIdx.x == 0) {
+        if (threadIdx.x < 32) { /* each lane loads the box of its number */
+            const int lane = threadIdx.x, box = min(p.page, (int)TILE), boxes = TILE / box;
             const int n_tiles = p.state[1], n_items = n_tiles * p.heads;
-            const int per_section = n_tiles * p.section, box = min(p.page, (int)TILE);
-            int kv = 0, n_put = 0;
+            const int per_section = n_tiles * p.section, inside = lane * box % p.page;
+            int n_put = 0, stage = 0, phase = 0, v_stage = 0, v_phase = 0, kv_head = 0;
             prefill_tile next = {};
-            /* the keys of tile j, box by box */
-            auto load = [&](const CUtensorMap *map, uint32_t dst, uint32_t bar,
-                            const prefill_tile &t, int j) {
-                const int32_t *table = p.a.table + (int64_t)t.seq * p.table_stride;
-                mbar_expect_tx(bar, smem::tile);
-                for (int b = 0; b < TILE; b += box) {
-                    const int x = j * TILE + b;
-                    /* a page that is not there: out of range, read as 0 */
-                    const int page = x < t.keys ? table[x / p.page] : -1;
+            /* where the box of tile j lies; a page that is not there is out of range, read as 0 */
+            auto page_of = [&](const prefill_tile &t, int j) {
+                const int x = j * TILE + lane * box;
+                if (lane >= boxes || x >= t.keys) return -1;
+                return p.a.table[(int64_t)t.seq * p.table_stride + x / p.page];
+            };
+            auto load = [&](const CUtensorMap *map, uint32_t dst, uint32_t bar, int page, int j) {
+                const int x = p.page > TILE ? j * TILE % p.page : inside;
+                if (lane == 0) mbar_expect_tx(bar, smem::tile);
+                __syncwarp();
+                if (lane < boxes)
                     for (int h = 0; h < HEAD / 64; h++)
-                        tma_load_4d(dst + h * HALF + b * 128, map, 64 * h, x % p.page,
-                                    t.heads / p.group, page, bar);
-                }
+                        tma_load_4d(dst + h * HALF + lane * box * 128, map, 64 * h, x, kv_head,
+                                    page, bar);
             };
             /* item w and its Q to the consumers; w too large: the end */
             auto put_item = [&](int w) {
@@ -178,43 +183,52 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                     next.heads = w / per_section * p.section + r % p.section;
                 }
                 mbar_wait(q_empty + 8 * s, (n_put / 2 & 1) ^ 1);
-                item[s].row0 = next.row0;
-                item[s].rows = next.rows;
-                item[s].off = next.off;
-                item[s].high = next.high;
-                item[s].n_kv = next.n_kv;
-                item[s].keys = next.keys;
-                item[s].heads = next.heads;
-                if (next.n_kv) {
-                    mbar_expect_tx(q_full + 8 * s, smem::tile);
-                    for (int h = 0; h < HEAD / 64; h++)
-                        tma_load_3d(base + smem::q + s * smem::tile + h * HALF, &maps.q, 64 * h,
-                                    next.heads, next.row0, q_full + 8 * s);
-                } else {
-                    mbar_arrive(q_full + 8 * s);
+                if (lane == 0) {
+                    item[s].row0 = next.row0;
+                    item[s].rows = next.rows;
+                    item[s].off = next.off;
+                    item[s].high = next.high;
+                    item[s].n_kv = next.n_kv;
+                    item[s].keys = next.keys;
+                    item[s].heads = next.heads;
+                    if (next.n_kv) {
+                        mbar_expect_tx(q_full + 8 * s, smem::tile);
+                        for (int h = 0; h < HEAD / 64; h++)
+                            tma_load_3d(base + smem::q + s * smem::tile + h * HALF, &maps.q, 64 * h,
+                                        next.heads, next.row0, q_full + 8 * s);
+                    } else {
+                        mbar_arrive(q_full + 8 * s);
+                    }
                 }
                 n_put++;
             };
             put_item(blockIdx.x);
+            int page = page_of(next, next.high), page_v = 0;
             while (next.n_kv) {
                 const prefill_tile t = next;
-                const int w = (int)gridDim.x + atomicAdd(&p.state[0], 1);
+                int w = 0;
+                if (lane == 0) w = (int)gridDim.x + atomicAdd(&p.state[0], 1);
+                kv_head = t.heads / p.group;
                 for (int j = 0; j <= t.n_kv; j++) { /* K_0 K_1 V_0 next Q, K_2 V_1 .. V_(n-1) */
+                    int page_next = 0;
                     if (j < t.n_kv) {
-                        const int s = (kv + j) % STAGES, ph = (kv + j) / STAGES & 1;
-                        mbar_wait(k_empty + 8 * s, ph ^ 1);
-                        load(&maps.k, base + smem::k + s * smem::tile, k_full + 8 * s, t,
+                        if (j + 1 < t.n_kv) page_next = page_of(t, t.high - j - 1);
+                        mbar_wait(k_empty + 8 * stage, phase ^ 1);
+                        load(&maps.k, base + smem::k + stage * smem::tile, k_full + 8 * stage, page,
                              t.high - j);
+                        if (++stage == STAGES) stage = 0, phase ^= 1;
                     }
                     if (j > 0) {
-                        const int s = (kv + j - 1) % STAGES, ph = (kv + j - 1) / STAGES & 1;
-                        mbar_wait(v_empty + 8 * s, ph ^ 1);
-                        load(&maps.v, base + smem::v + s * smem::tile, v_full + 8 * s, t,
-                             t.high - j + 1);
+                        mbar_wait(v_empty + 8 * v_stage, v_phase ^ 1);
+                        load(&maps.v, base + smem::v + v_stage * smem::tile, v_full + 8 * v_stage,
+                             page_v, t.high - j + 1);
+                        if (++v_stage == STAGES) v_stage = 0, v_phase ^= 1;
                     }
-                    if (j == 1) put_item(w);
+                    page_v = page;
+                    page = page_next;
+                    if (j == 1) put_item(__shfl_sync(~0u, w, 0));
                 }
-                kv += t.n_kv;
+                page = page_of(next, next.high);
             }
         }
     } else {

@@ -10,6 +10,17 @@
 
 #define SOP_DEV static __device__ __forceinline__
 
+/* A kernel may begin while the one before it ends (sop_launch_early): what that one wrote, or still
+ * reads, may be touched after sop_begin() alone; the next one may begin from then on. Every kernel calls
+ * it, so that all before are done. Cards older than compute capability 9.0 begin when all is done. */
+SOP_DEV void sop_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 SOP_DEV float sop_to_float(float x)
 {
     return x;

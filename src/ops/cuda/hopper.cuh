@@ -123,15 +123,14 @@ template <int N> SOP_DEV void regs_dec(void)
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-/* ---- Programmatic launch: a kernel may begin while the one before it ends. What that one wrote may be
- * read after grid_wait() alone; grid_go() lets the next one begin. ---- */
-SOP_DEV void grid_wait(void)
-{
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+/* The two halves of sop_begin(): the next kernel may begin; the one before is done. */
 SOP_DEV void grid_go(void)
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+SOP_DEV void grid_wait(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 /* All threads of all CTAs of the cluster. */
 SOP_DEV void cluster_sync(void)
@@ -207,13 +206,16 @@ template <int N> SOP_DEV void wgmma_touch(float (&d)[N])
 #define R32 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
     "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define R48 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define R64 R32 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49" \
     ", %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define R128 R64 \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80" \
-    ", %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97" \
-    ", %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112" \
+#define R72 R64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define R96 R72 \
+    ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89" \
+    ", %90, %91, %92, %93, %94, %95"
+#define R128 R96 \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112" \
     ", %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126" \
     ", %127"
 #define F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -251,6 +253,18 @@ template <typename T> struct wgmma;
         SOP_DEV void ss(float (&d)[32], uint64_t a, uint64_t b, int add) \
         { \
             WGMMA_SS(64, TYPE, R32, 32, 33, 34, F32(0)); \
+        } \
+        SOP_DEV void ss(float (&d)[48], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(96, TYPE, R48, 48, 49, 50, F32(0), F8(32), F8(40)); \
+        } \
+        SOP_DEV void ss(float (&d)[72], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(144, TYPE, R72, 72, 73, 74, F32(0), F32(32), F8(64)); \
+        } \
+        SOP_DEV void ss(float (&d)[96], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(192, TYPE, R96, 96, 97, 98, F32(0), F32(32), F32(64)); \
         } \
         SOP_DEV void ss(float (&d)[64], uint64_t a, uint64_t b, int add) \
         { \

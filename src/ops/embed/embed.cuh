@@ -8,6 +8,7 @@
 static __global__ void sop_embed_any(const sop_embed_desc d, const int32_t *ids,
                                      const uint8_t *table, const int32_t *live, void *y)
 {
+    sop_begin();
     const int64_t t = blockIdx.x, i = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
     if (t >= sop_live_rows(live, d.tokens) || i >= d.dim) return;
     const int64_t id = ids[t];

@@ -7,12 +7,14 @@
 
 static __global__ void sop_finite_zero(int32_t *count)
 {
+    sop_begin();
     *count = 0;
 }
 
 static __global__ void sop_finite_any(const sop_finite_desc d, const void *x, const int32_t *live,
                                       int32_t *count)
 {
+    sop_begin();
     const int64_t n = sop_live_rows(live, d.tokens) * d.dim;
     int bad = 0;
     for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < n;

@@ -2,28 +2,12 @@
 #ifndef OPS_GATED_CUH
 #define OPS_GATED_CUH
 
-#include "ops/cuda/elements.cuh"
-#include "sop/desc.h"
-
-/* act(g) / g, right for large |g| too: nothing overflows, and small shares keep their accuracy. */
-SOP_DEV float sop_logistic(float x)
-{
-    const float e = expf(-fabsf(x));
-    return (x < 0 ? e : 1) / (1 + e);
-}
-SOP_DEV float sop_act_share(int32_t act, float g)
-{
-    switch (act) {
-    case SOP_ACT_SILU: return sop_logistic(g);
-    case SOP_ACT_GELU_TANH: /* (1 + tanh v) / 2 is the logistic of 2 v; 2 sqrt(2 / pi) */
-        return sop_logistic(1.595769122f * (g * fmaf(0.044715f, g * g, 1.0f)));
-    default: return 0.5f * erfcf(g * -0.707106781f);
-    }
-}
+#include "ops/gated/gated_act.cuh"
 
 static __global__ void sop_gated_any(const sop_gated_desc d, const void *x, const int32_t *live,
                                      void *y)
 {
+    sop_begin();
     const int64_t t = blockIdx.x, i = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
     if (t >= sop_live_rows(live, d.tokens) || i >= d.dim) return;
     const float g = sop_load_any(x, d.x_dtype, t * d.x_stride + i);

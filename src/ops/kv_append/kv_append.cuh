@@ -9,6 +9,7 @@ static __global__ void sop_kv_append_any(const sop_kv_append_desc d, const void 
                                          const int32_t *slots, const int32_t *live, void *k_pool,
                                          void *v_pool)
 {
+    sop_begin();
     const int64_t t = blockIdx.x;
     if (t >= sop_live_rows(live, d.tokens)) return;
     const int64_t slot = slots[t], page = slot / d.page, place = slot % d.page;

@@ -10,10 +10,9 @@ sop_status sop_kv_append_cuda(const sop_call *call)
     const unsigned pieces = sop_blocks(d->heads * (d->k + d->v), 256);
     const dim3 grid((unsigned)d->tokens, pieces < 64 ? pieces : 64);
     if (d->tokens == 0) return SOP_OK;
-    sop_kv_append_any<<<grid, 256, 0, sop_stream(call)>>>(
-        *d, call->args[SOP_KV_APPEND_K].data, call->args[SOP_KV_APPEND_V].data,
-        (const int32_t *)call->args[SOP_KV_APPEND_SLOTS].data,
-        (const int32_t *)call->args[SOP_KV_APPEND_LIVE].data, call->args[SOP_KV_APPEND_K_POOL].data,
-        call->args[SOP_KV_APPEND_V_POOL].data);
-    return sop_launched();
+    return sop_launch(sop_kv_append_any, grid, 256, call, *d, call->args[SOP_KV_APPEND_K].data,
+                      call->args[SOP_KV_APPEND_V].data,
+                      (const int32_t *)call->args[SOP_KV_APPEND_SLOTS].data,
+                      (const int32_t *)call->args[SOP_KV_APPEND_LIVE].data,
+                      call->args[SOP_KV_APPEND_K_POOL].data, call->args[SOP_KV_APPEND_V_POOL].data);
 }

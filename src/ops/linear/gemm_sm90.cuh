@@ -1,6 +1,6 @@
 /* Many tokens: y[m, n] = x[m, k] w[n, k]^T + bias in 16-bit elements, sums in f32.
  *
- * Persistent, one CTA a multiprocessor, 384 threads: warpgroup 0 loads by TMA into a ring of 4 or 6
+ * Persistent, one CTA a multiprocessor, 384 threads: warpgroup 0 loads by TMA into a ring of 4 to 8
  * stages of 64 k, warpgroups 1 and 2 each own 64 rows of the 128 x BN tile. In a cluster of 2 the CTAs
  * take neighbouring row tiles of the same columns: each loads half of the w tile for both. TMA reads 0
  * beyond k, n and the bound of m; rows beyond the live ones are not written. */
@@ -14,13 +14,13 @@ enum { GEMM_BM = 128, GEMM_BK = 64, GEMM_THREADS = 384 };
 template <int BN> struct gemm_smem {
     enum {
         stage = (GEMM_BM + BN) * GEMM_BK * 2,
-        stages = 4 * 49152 / stage, /* 4 of 128 x 256, 6 of 128 x 128 */
+        stages = 4 * 49152 / stage, /* 4 of 128 x 256, 8 of 128 x 64 */
         bytes = 1024 + stages * stage + 4 * 8192 + 2 * stages * 8
     };
 };
 
 struct gemm_maps {
-    CUtensorMap x, w[3], y[3]; /* y: of 16-bit results */
+    CUtensorMap x, w[3], y[3]; /* y: not of f32 */
 };
 
 struct gemm_args {
@@ -28,7 +28,7 @@ struct gemm_args {
     const float *bias[3]; /* NULL: none */
     void *y;
     int64_t y_stride;
-    int tokens, k, n[3];
+    int tokens, k, n[3], y_f32;
 };
 
 /* Tile order: groups of 16 row tiles, columns outside, rows inside: what 132 CTAs work on at one
@@ -53,7 +53,7 @@ template <int BN> SOP_DEV int gemm_part(const int *n, int *nt, int *at)
     return j;
 }
 
-template <typename T, typename Y, int BN, int CL>
+template <typename T, int BN, int CL>
 static __global__ __launch_bounds__(GEMM_THREADS,
                                     1) void sop_gemm_sm90(const __grid_constant__ gemm_maps maps,
                                                           const __grid_constant__ gemm_args p)
@@ -73,6 +73,7 @@ static __global__ __launch_bounds__(GEMM_THREADS,
         }
         fence_mbar_init();
     }
+    sop_begin();
     const int m = (int)sop_live_rows(p.live, p.tokens);
     const int n_mp = ((m + GEMM_BM - 1) / GEMM_BM + CL - 1) / CL;
     const int n_nt = (p.n[0] + BN - 1) / BN + (p.n[1] + BN - 1) / BN + (p.n[2] + BN - 1) / BN;
@@ -154,7 +155,7 @@ static __global__ __launch_bounds__(GEMM_THREADS,
                     d[4 * i + 2] += b0, d[4 * i + 3] += b1;
                 }
             }
-            if (sizeof(Y) == 4) { /* 32 bytes of a row at a time */
+            if (p.y_f32) { /* 32 bytes of a row at a time */
                 float *y = (float *)p.y + at;
 #pragma unroll
                 for (int i = 0; i < BN / 8; i++) {
@@ -172,19 +173,21 @@ static __global__ __launch_bounds__(GEMM_THREADS,
             const bool whole = row + 64 <= m;
             if (row >= m) continue;
 #pragma unroll
-            for (int q = 0; q < BN / 64; q++) {
+            for (int q = 0; q < (BN + 63) / 64; q++) {
+                enum { LAST = BN % 64 ? BN % 64 : 64 }; /* columns of the last piece */
+                const int width = q == (BN - 1) / 64 ? LAST : 64;
                 const uint32_t buf = stage_y + (w * 2 + q % 2) * 8192;
                 if (threadIdx.x % 128 == 0) tma_store_wait_read<1>();
                 named_sync(1 + w, 128);
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
+                for (int i = 0; i < width / 16; i++) {
                     const float *x = d + q * 32 + i * 8;
                     const int r = warp * 16 + lane % 16, c = i * 2 + lane / 16;
                     stmatrix_x4(buf + r * 128 + ((c ^ (r & 7)) << 4), sop_pack<T>(x[0], x[1]),
                                 sop_pack<T>(x[2], x[3]), sop_pack<T>(x[4], x[5]),
                                 sop_pack<T>(x[6], x[7]));
                 }
-                if (whole) {
+                if (whole && width == 64) {
                     fence_async();
                     named_sync(1 + w, 128);
                     if (threadIdx.x % 128 == 0) {
@@ -199,7 +202,7 @@ static __global__ __launch_bounds__(GEMM_THREADS,
                 for (int i = 0; i < 4; i++) { /* rows that are live, 8 columns a thread */
                     const int r = i * 16 + threadIdx.x % 128 / 8, c = threadIdx.x % 8;
                     const int column = nt * BN + q * 64 + c * 8;
-                    if (row + r < m && column < n)
+                    if (row + r < m && column < n && c * 8 < width)
                         *(uint4 *)((T *)p.y + (row + r) * p.y_stride + at + column) =
                             *(const uint4 *)(from + r * 128 + ((c ^ (r & 7)) << 4));
                 }
@@ -208,6 +211,7 @@ static __global__ __launch_bounds__(GEMM_THREADS,
         }
         if (threadIdx.x % 128 == 0) tma_store_wait_read<0>(); /* shared memory outlives the reads */
     }
+    __syncwarp();
     if (CL > 1) cluster_sync(); /* no CTA leaves while its peer may still arrive on its barriers */
 }
 

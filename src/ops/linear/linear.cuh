@@ -18,6 +18,7 @@ struct sop_linear_args {
 template <int TOKENS>
 static __global__ void sop_linear_any(const sop_linear_desc d, const sop_linear_args a)
 {
+    sop_begin();
     const int lane = threadIdx.x;
     int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, at = 0;
     const int64_t t0 = (int64_t)blockIdx.y * TOKENS, tokens = sop_live_rows(a.live, d.tokens);

@@ -16,10 +16,7 @@ sop_status sop_linear_cuda(const sop_call *call)
     a.live = (const int32_t *)call->args[SOP_LINEAR_LIVE].data;
     a.y = call->args[SOP_LINEAR_Y].data;
     if (d->tokens == 0 || n == 0) return SOP_OK;
-    if (d->tokens == 1)
-        sop_linear_any<1><<<sop_blocks(n, 8), dim3(32, 8), 0, sop_stream(call)>>>(*d, a);
-    else
-        sop_linear_any<8><<<dim3(sop_blocks(n, 8), sop_blocks(d->tokens, 8)), dim3(32, 8), 0,
-                            sop_stream(call)>>>(*d, a);
-    return sop_launched();
+    const dim3 grid(sop_blocks(n, 8), sop_blocks(d->tokens, 8));
+    return d->tokens == 1 ? sop_launch(sop_linear_any<1>, grid, dim3(32, 8), call, *d, a)
+                          : sop_launch(sop_linear_any<8>, grid, dim3(32, 8), call, *d, a);
 }

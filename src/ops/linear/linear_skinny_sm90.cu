@@ -4,6 +4,11 @@
 /* What the plan says. */
 enum { ROWS, STAGES, COLUMNS, GRID };
 
+/* CTAs of a cluster, by columns of x. */
+template <int C> struct cluster_of {
+    enum { value = C >= 32 ? 4 : 1 };
+};
+
 /* f32 is three bf16. */
 static int planes_of(const sop_linear_desc *d)
 {
@@ -41,19 +46,23 @@ extern "C" sop_status sop_linear_skinny_plan(const void *desc, const int32_t *pa
                                              sop_split *split)
 {
     const sop_linear_desc *d = (const sop_linear_desc *)desc;
-    const int64_t rows = rows_of(d, facts->workers);
     int64_t columns = 8;
     while (columns < d->tokens * planes_of(d)) columns *= 2;
-    /* two CTAs share a multiprocessor: the next product's weights come while this one ends */
-    int64_t stages = (104 * 1024 - skinny_smem_bytes((int)rows, (int)columns, 0)) /
-                     skinny_stage_bytes((int)rows, (int)columns);
-    const int64_t tiles = tiles_of(d, rows);
+    const int64_t workers = columns >= 32 ? facts->workers / 4 * 4 : facts->workers;
+    const int64_t rows = rows_of(d, workers);
+    /* two CTAs share a multiprocessor: the next product's weights come while this one ends; with many
+     * columns a ring of some depth takes all there is */
+    const int64_t room = (columns < 64 ? 104 : 208) * 1024;
+    const int64_t stages = (room - skinny_smem_bytes((int)rows, (int)columns, 0)) /
+                           skinny_stage_bytes((int)rows, (int)columns);
     (void)params;
     *split = {{0}, 0};
     split->word[ROWS] = rows;
     split->word[STAGES] = stages < SKINNY_MOST_STAGES ? stages : SKINNY_MOST_STAGES;
     split->word[COLUMNS] = columns;
-    split->word[GRID] = tiles < facts->workers ? tiles : facts->workers;
+    split->word[GRID] = tiles_of(d, rows);
+    if (columns >= 32) split->word[GRID] = (split->word[GRID] + 3) / 4 * 4; /* whole clusters */
+    if (split->word[GRID] > workers) split->word[GRID] = workers;
     if (planes_of(d) > 1)
         split->scratch_bytes = (size_t)(planes_of(d) * d->tokens * sop_linear_staged_stride(d)) * 2;
     return split->scratch_bytes <= budget ? SOP_OK : SOP_E_LIMIT;
@@ -62,11 +71,10 @@ extern "C" sop_status sop_linear_skinny_plan(const void *desc, const int32_t *pa
 template <typename T, int C>
 static sop_status launch(const sop_call *call, const skinny_maps &maps, const skinny_args &a)
 {
-    const int bytes = skinny_smem_bytes(a.rows, C, a.stages);
-    auto kernel = sop_skinny_sm90<T, C>;
-    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return sop_launch_early(kernel, dim3((unsigned)call->split->word[GRID]), SKINNY_THREADS, bytes,
-                            call, maps, a);
+    enum { CL = cluster_of<C>::value };
+    return sop_launch_cluster(sop_skinny_sm90<T, C, CL>, (unsigned)call->split->word[GRID],
+                              SKINNY_THREADS, (size_t)skinny_smem_bytes(a.rows, C, a.stages), CL,
+                              call, maps, a);
 }
 
 template <typename T> static sop_status run(const sop_call *call)
@@ -80,9 +88,9 @@ template <typename T> static sop_status run(const sop_call *call)
     if (planes > 1) {
         x_stride = sop_linear_staged_stride(d);
         const sop_status s =
-            sop_launch_early(sop_split_planes<T>, dim3(sop_blocks(d->k, 256), (unsigned)d->tokens),
-                             256, 0, call, x, d->x_dtype, d->x_stride, (int)d->tokens, (int)d->k,
-                             planes, (T *)call->scratch, x_stride);
+            sop_launch(sop_split_planes<T>, dim3(sop_blocks(d->k, 256), (unsigned)d->tokens), 256,
+                       call, x, d->x_dtype, d->x_stride, (int)d->tokens, (int)d->k, planes,
+                       (T *)call->scratch, x_stride);
         if (s != SOP_OK) return s;
         x = call->scratch;
     }
@@ -103,13 +111,14 @@ template <typename T> static sop_status run(const sop_call *call)
     sop_status s = sop_linear_weight_maps(call, (uint32_t)a.rows, maps.w);
     if (s == SOP_OK)
         s = sop_tensor_map_2d(&maps.x, d->w_dtype[0], x, planes * d->tokens, d->k, x_stride,
-                              (uint32_t)columns);
+                              (uint32_t)(columns >= 32 ? columns / 4 : columns));
     if (s != SOP_OK) return s;
     switch (columns) {
     case 8: return launch<T, 8>(call, maps, a);
     case 16: return launch<T, 16>(call, maps, a);
     case 32: return launch<T, 32>(call, maps, a);
-    default: return launch<T, 64>(call, maps, a);
+    case 64: return launch<T, 64>(call, maps, a);
+    default: return launch<T, 128>(call, maps, a);
     }
 }
 

@@ -1,21 +1,21 @@
-/* Few tokens, up to 64 columns of x: the weights' bytes are all that counts. Their rows are the rows of
+/* Few tokens, up to 128 columns of x: the weights' bytes are all that counts. Their rows are the rows of
  * the product: y^T[rows, tokens] = w[rows, k] x[tokens, k]^T.
  *
  * Each CTA takes tiles of up to 64 rows, as many rows as make the tiles a whole number for each
  * multiprocessor, and streams all of k through a ring of stages of 128 k: no sums meet across CTAs, so
  * bits depend neither on the card's size nor on the batch. One warp loads by TMA, one warpgroup
  * multiplies. A tile of fewer than 64 rows is multiplied as 64: what is behind it makes rows that
- * nobody reads.
+ * nobody reads. From 32 columns on x weighs too: the CTAs of a cluster of 4 load a quarter each, for all.
  *
- * Weights are nobody's result: under programmatic launch the ring fills with them while the kernel
- * before still runs. x in f32 comes as three planes of bf16 that sum to it, [3 tokens, k]: the products
- * are those of f32, for three times as many columns. */
+ * Weights are nobody's result: the ring fills with them while the kernel before still runs. x in f32
+ * comes as three planes of bf16 that sum to it, [3 tokens, k]: the products are those of f32, for three
+ * times as many columns. The loops count instead of dividing: a stage has 400 ns. */
 #ifndef OPS_LINEAR_SKINNY_SM90_CUH
 #define OPS_LINEAR_SKINNY_SM90_CUH
 
 #include "ops/cuda/hopper.cuh"
 
-enum { SKINNY_THREADS = 160, SKINNY_MOST_STAGES = 24, SKINNY_COLUMNS = 64 };
+enum { SKINNY_THREADS = 160, SKINNY_MOST_STAGES = 24, SKINNY_COLUMNS = 128 };
 
 struct skinny_maps {
     CUtensorMap x, w[3];
@@ -61,8 +61,7 @@ static __global__ void sop_split_planes(const void *x, int32_t dtype, int64_t x_
                                         int k, int planes, T *out, int64_t k_stride)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
-    grid_go();
-    grid_wait();
+    sop_begin();
     if (i >= k) return;
     float v = sop_load_any(x, dtype, t * x_stride + i);
     for (int p = 0; p < planes; p++) {
@@ -72,10 +71,30 @@ static __global__ void sop_split_planes(const void *x, int32_t dtype, int64_t x_
     }
 }
 
-template <typename T, int COLUMNS>
+/* A walk through the stages of a CTA's tiles. */
+struct skinny_walk {
+    int tile, kb, stage, phase;
+    int j, row, at; /* of the tile: weight, first row, column of y of the weight's first row */
+};
+
+SOP_DEV void skinny_tile(skinny_walk *w, const skinny_args &p, int n_tiles, int tile)
+{
+    w->tile = tile;
+    w->j = skinny_part(p.n, p.rows, min(tile, n_tiles - 1), &w->row, &w->at);
+}
+
+SOP_DEV void skinny_next(skinny_walk *w, const skinny_args &p, int n_tiles, int nk)
+{
+    if (++w->stage == p.stages) w->stage = 0, w->phase ^= 1;
+    if (++w->kb == nk) w->kb = 0, skinny_tile(w, p, n_tiles, w->tile + gridDim.x);
+}
+
+/* CL: CTAs of a cluster. All of them take equally many tiles; what is past the last is not written. */
+template <typename T, int COLUMNS, int CL>
 static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
     const __grid_constant__ skinny_maps maps, const __grid_constant__ skinny_args p)
 {
+    enum { SHARE = COLUMNS / CL }; /* rows of x that a CTA loads */
     extern __shared__ uint8_t smem_raw[];
     const uint32_t base = (smem_addr(smem_raw) + 1023) & ~1023u;
     const int stage = skinny_stage_bytes(p.rows, COLUMNS), block = (p.rows + 7) / 8 * 8 * 128;
@@ -84,92 +103,106 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
     const int nk = (p.k + 127) / 128, tid = threadIdx.x;
     const int n_tiles = (p.n[0] + p.rows - 1) / p.rows + (p.n[1] + p.rows - 1) / p.rows +
                         (p.n[2] + p.rows - 1) / p.rows;
+    const int n_rounds = (n_tiles + (int)gridDim.x - 1) / (int)gridDim.x;
     if (tid == 0) {
         for (int s = 0; s < p.stages; s++) {
             mbar_init(full + 8 * s, 1);
-            mbar_init(empty + 8 * s, 4);
+            mbar_init(empty + 8 * s, 4 * CL);
         }
         fence_mbar_init();
     }
     __syncthreads();
+    if (CL > 1) cluster_sync(); /* nobody's barrier is met before it exists */
     grid_go();
 
-    if (tid >= 128) {
-        if (tid > 128) return;
-        const int total = ((n_tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x) * nk;
+    skinny_walk w = {0, 0, 0, 0, 0, 0, 0};
+    skinny_tile(&w, p, n_tiles, blockIdx.x);
+    if (tid == 128) {
+        const int rank = CL == 1 ? 0 : blockIdx.x % CL, total = n_rounds * nk;
         const int ahead = min(total, p.stages);
-        auto load_w = [&](int it) {
-            int row, at;
-            const int j = skinny_part(p.n, p.rows, blockIdx.x + it / nk * gridDim.x, &row, &at);
-            const int s = it % p.stages, k0 = it % nk * 128;
-            const uint32_t to = base + s * stage, bar = full + 8 * s;
+        auto load_w = [&](const skinny_walk &v) {
+            const uint32_t to = base + v.stage * stage, bar = full + 8 * v.stage;
             mbar_expect_tx(bar, 2 * 128 * (p.rows + COLUMNS));
-            tma_load_2d(to, &maps.w[j], k0, row, bar);
-            tma_load_2d(to + block, &maps.w[j], k0 + 64, row, bar);
+            tma_load_2d(to, &maps.w[v.j], v.kb * 128, v.row, bar);
+            tma_load_2d(to + block, &maps.w[v.j], v.kb * 128 + 64, v.row, bar);
         };
-        auto load_x = [&](int it) {
-            const int s = it % p.stages, k0 = it % nk * 128;
-            const uint32_t to = base + s * stage + 2 * block, bar = full + 8 * s;
-            tma_load_2d(to, &maps.x, k0, 0, bar);
-            tma_load_2d(to + COLUMNS * 128, &maps.x, k0 + 64, 0, bar);
+        auto load_x = [&](const skinny_walk &v) {
+            const uint32_t to = base + v.stage * stage + 2 * block, bar = full + 8 * v.stage;
+            for (int h = 0; h < 2; h++) {
+                const uint32_t at = to + (h * COLUMNS + rank * SHARE) * 128;
+                if (CL == 1)
+                    tma_load_2d(at, &maps.x, v.kb * 128 + h * 64, 0, bar);
+                else
+                    tma_load_2d_multicast(at, &maps.x, v.kb * 128 + h * 64, rank * SHARE, bar,
+                                          (1 << CL) - 1);
+            }
         };
-        for (int it = 0; it < ahead; it++) load_w(it);
+        skinny_walk x = w;
+        for (int i = 0; i < ahead; i++, skinny_next(&w, p, n_tiles, nk)) load_w(w);
         grid_wait();
-        for (int it = 0; it < ahead; it++) load_x(it);
-        for (int it = ahead; it < total; it++) {
-            mbar_wait(empty + 8 * (it % p.stages), (it / p.stages & 1) ^ 1);
-            load_w(it);
-            load_x(it);
+        for (int i = 0; i < ahead; i++, skinny_next(&x, p, n_tiles, nk)) load_x(x);
+        for (int i = ahead; i < total; i++, skinny_next(&w, p, n_tiles, nk)) {
+            mbar_wait(empty + 8 * w.stage, w.phase ^ 1);
+            load_w(w);
+            load_x(w);
         }
-        return;
-    }
-
-    const int warp = tid / 32, lane = tid % 32;
-    float *result = (float *)(smem_raw + (result_at - smem_addr(smem_raw))); /* [column][68] */
-    float d[COLUMNS / 2];
-    int it = 0;
-    grid_wait();
-    const int tokens = (int)sop_live_rows(p.live, p.tokens);
-    for (int t = blockIdx.x; t < n_tiles; t += gridDim.x) {
-        for (int kb = 0; kb < nk; kb++, it++) {
-            const int s = it % p.stages;
-            const uint32_t a = base + s * stage;
-            mbar_wait(full + 8 * s, it / p.stages & 1);
-            wgmma_fence();
-#pragma unroll
-            for (int kk = 0; kk < 8; kk++) {
-                const uint64_t da = desc_k_major(a + kk / 4 * block);
-                const uint64_t db = desc_k_major(a + 2 * block + kk / 4 * COLUMNS * 128);
-                wgmma<T>::ss(d, desc_advance(da, kk % 4 * 32), desc_advance(db, kk % 4 * 32),
-                             kb > 0 || kk > 0);
+    } else if (tid < 128) {
+        const int warp = tid / 32, lane = tid % 32;
+        float *result = (float *)(smem_raw + (result_at - smem_addr(smem_raw))); /* [column][68] */
+        float d[COLUMNS / 2];
+        grid_wait();
+        const int tokens = (int)sop_live_rows(p.live, p.tokens);
+        auto release = [&](int s) {
+            if (CL == 1) {
+                if (lane == 0) mbar_arrive(empty + 8 * s);
+            } else if (lane < CL) {
+                mbar_arrive_remote(empty + 8 * s, lane);
             }
-            wgmma_commit();
-            if (kb > 0) {
-                wgmma_wait<1>(); /* the stage before is free */
-                if (lane == 0) mbar_arrive(empty + 8 * ((it - 1) % p.stages));
+        };
+        for (int round = 0; round < n_rounds; round++) {
+            const skinny_walk t = w;
+            int before = 0; /* the stage before */
+            for (int kb = 0; kb < nk; kb++) {
+                const uint32_t a = base + w.stage * stage;
+                mbar_wait(full + 8 * w.stage, w.phase);
+                wgmma_fence();
+#pragma unroll
+                for (int kk = 0; kk < 8; kk++) {
+                    const uint64_t da = desc_k_major(a + kk / 4 * block);
+                    const uint64_t db = desc_k_major(a + 2 * block + kk / 4 * COLUMNS * 128);
+                    wgmma<T>::ss(d, desc_advance(da, kk % 4 * 32), desc_advance(db, kk % 4 * 32),
+                                 kb > 0 || kk > 0);
+                }
+                wgmma_commit();
+                if (kb > 0) {
+                    wgmma_wait<1>();
+                    release(before);
+                }
+                before = w.stage;
+                skinny_next(&w, p, n_tiles, nk);
+            }
+            wgmma_wait<0>();
+            wgmma_touch(d);
+            release(before);
+
+            const int rows = t.tile < n_tiles ? min(p.rows, p.n[t.j] - t.row) : 0;
+            named_sync(1, 128); /* the tile before has been read */
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 2; i++)
+                result[(i / 4 * 8 + lane % 4 * 2 + i % 2) * 68 + warp * 16 + lane / 4 +
+                       i / 2 % 2 * 8] = d[i];
+            named_sync(1, 128);
+            for (int e = tid; e < tokens * rows; e += 128) {
+                const int c = e / rows, r = e % rows;
+                float y = 0;
+                for (int q = p.planes - 1; q >= 0; q--) y += result[(q * p.tokens + c) * 68 + r];
+                if (p.bias[t.j]) y += p.bias[t.j][t.row + r];
+                sop_store_any(p.y, p.y_dtype, c * p.y_stride + t.at + t.row + r, y);
             }
         }
-        wgmma_wait<0>();
-        wgmma_touch(d);
-        if (lane == 0) mbar_arrive(empty + 8 * ((it - 1) % p.stages));
-
-        int row, at;
-        const int j = skinny_part(p.n, p.rows, t, &row, &at);
-        const int rows = min(p.rows, p.n[j] - row);
-        named_sync(1, 128); /* the tile before has been read */
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++)
-            result[(i / 4 * 8 + lane % 4 * 2 + i % 2) * 68 + warp * 16 + lane / 4 + i / 2 % 2 * 8] =
-                d[i];
-        named_sync(1, 128);
-        for (int e = tid; e < tokens * rows; e += 128) {
-            const int c = e / rows, r = e % rows;
-            float y = 0;
-            for (int q = p.planes - 1; q >= 0; q--) y += result[(q * p.tokens + c) * 68 + r];
-            if (p.bias[j]) y += p.bias[j][row + r];
-            sop_store_any(p.y, p.y_dtype, c * p.y_stride + at + row + r, y);
-        }
     }
+    __syncwarp();
+    if (CL > 1) cluster_sync(); /* no CTA leaves while its peers may still arrive on its barriers */
 }
 
 #endif

@@ -117,6 +117,8 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "rmsnorm_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
+     .refuse = sop_rmsnorm_wide_refuse, .run = sop_rmsnorm_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "rmsnorm_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_rmsnorm_cuda},
 #endif

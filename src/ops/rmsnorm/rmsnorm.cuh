@@ -11,6 +11,7 @@ static __global__ void sop_rmsnorm_any(const sop_rmsnorm_desc d, const void *x, 
                                        const float *w, const int32_t *live, void *r_out, void *y)
 {
     __shared__ float shared[THREADS / 32];
+    sop_begin();
     const int64_t t = blockIdx.x, h = blockIdx.y;
     if (t >= sop_live_rows(live, d.tokens)) return;
     const int64_t xa = t * d.x_stride + h * d.x_head, ra = t * d.r_stride + h * d.r_head;

@@ -9,6 +9,7 @@
 static __global__ void sop_rope_any(const sop_rope_desc d, const void *x, const int32_t *pos,
                                     const float *freqs, const int32_t *live, void *y)
 {
+    sop_begin();
     const int64_t t = blockIdx.x, half = d.rot / 2, i = (int64_t)blockIdx.y * 32 + threadIdx.x;
     if (t >= sop_live_rows(live, d.tokens)) return;
     if (i < half) {

@@ -241,6 +241,7 @@ static __global__ __launch_bounds__(SOP_SAMPLE_THREADS) void sop_sample_any(
 {
     __shared__ double bins[SOP_SAMPLE_BINS], part[34];
     __shared__ unsigned long long best[32];
+    sop_begin();
     const int64_t b = blockIdx.x;
     const int tid = threadIdx.x;
     if (b >= sop_live_rows(live, d.rows)) return;

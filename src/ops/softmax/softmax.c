@@ -93,6 +93,8 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "softmax_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
+     .refuse = sop_softmax_wide_refuse, .run = sop_softmax_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "softmax_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_softmax_cuda},
 #endif

@@ -10,6 +10,7 @@ static __global__ void sop_softmax_any(const sop_softmax_desc d, const void *x, 
                                        void *y)
 {
     __shared__ float shared[THREADS / 32];
+    sop_begin();
     const int64_t t = blockIdx.x, xa = t * d.x_stride, ya = t * d.y_stride;
     if (t >= sop_live_rows(live, d.tokens)) return;
     float max = -INFINITY, sum = 0;

@@ -1,0 +1,53 @@
+/* ops/cuda/wide.cuh: 16 bytes of a row at a time, as floats. */
+#ifndef OPS_CUDA_WIDE_CUH
+#define OPS_CUDA_WIDE_CUH
+
+#include "ops/cuda/elements.cuh"
+
+/* Elements of 16 bytes. */
+template <typename T> struct wide {
+    enum { N = 16 / sizeof(T) };
+};
+
+template <typename T> SOP_DEV void wide_load(const T *p, float (&x)[wide<T>::N])
+{
+    const uint4 raw = *(const uint4 *)p;
+    const T *e = (const T *)&raw;
+#pragma unroll
+    for (int i = 0; i < wide<T>::N; i++) x[i] = sop_to_float(e[i]);
+}
+
+template <typename T> SOP_DEV void wide_store(T *p, const float (&x)[wide<T>::N])
+{
+    uint4 raw;
+    T *e = (T *)&raw;
+#pragma unroll
+    for (int i = 0; i < wide<T>::N; i++) e[i] = sop_from_float<T>(x[i]);
+    *(uint4 *)p = raw;
+}
+
+/* Sum and maximum over a block of up to 1024 threads, whole warps; shared holds 32 floats. */
+SOP_DEV float wide_sum(float x, float *shared)
+{
+    const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    x = sop_warp_sum(x);
+    if (warps == 1) return x;
+    if (lane == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = lane < warps ? shared[lane] : 0;
+    __syncthreads();
+    return sop_warp_sum(x);
+}
+SOP_DEV float wide_max(float x, float *shared)
+{
+    const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    x = sop_warp_max(x);
+    if (warps == 1) return x;
+    if (lane == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = lane < warps ? shared[lane] : -INFINITY;
+    __syncthreads();
+    return sop_warp_max(x);
+}
+
+#endif

@@ -1,0 +1,57 @@
+/* One block a group of dim, which stays in registers: it is read once, REP pieces of 16 bytes a thread. */
+#ifndef OPS_RMSNORM_WIDE_CUH
+#define OPS_RMSNORM_WIDE_CUH
+
+#include "ops/cuda/wide.cuh"
+#include "sop/desc.h"
+
+template <typename T, int REP>
+static __global__ void sop_rmsnorm_wide(const sop_rmsnorm_desc d, const T *x, const T *r,
+                                        const float *w, const int32_t *live, T *r_out, T *y)
+{
+    enum { N = wide<T>::N };
+    __shared__ float shared[32];
+    const int64_t t = blockIdx.x, h = blockIdx.y;
+    float s[REP][N], sum = 0;
+    sop_begin();
+    if (t >= sop_live_rows(live, d.tokens)) return;
+    x += t * d.x_stride + h * d.x_head;
+    y += t * d.y_stride + h * d.y_head;
+    const int64_t ra = t * d.r_stride + h * d.r_head;
+#pragma unroll
+    for (int k = 0; k < REP; k++) {
+        const int i = (k * blockDim.x + threadIdx.x) * N;
+        if (i >= d.dim) continue;
+        wide_load(x + i, s[k]);
+        if (r) {
+            float more[N];
+            wide_load(r + ra + i, more);
+#pragma unroll
+            for (int e = 0; e < N; e++) s[k][e] += more[e];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < REP; k++) {
+        if ((k * blockDim.x + threadIdx.x) * N >= d.dim) continue;
+#pragma unroll
+        for (int e = 0; e < N; e++) sum += s[k][e] * s[k][e];
+    }
+    const float scale = 1 / sqrtf(wide_sum(sum, shared) / (float)d.dim + d.eps);
+#pragma unroll
+    for (int k = 0; k < REP; k++) {
+        const int i = (k * blockDim.x + threadIdx.x) * N;
+        if (i >= d.dim) continue;
+        if (r) wide_store(r_out + ra + i, s[k]);
+#pragma unroll
+        for (int e = 0; e < N; e += 4) {
+            const float4 f = *(const float4 *)(w + i + e);
+            s[k][e] *= (d.offset + f.x) * scale;
+            s[k][e + 1] *= (d.offset + f.y) * scale;
+            s[k][e + 2] *= (d.offset + f.z) * scale;
+            s[k][e + 3] *= (d.offset + f.w) * scale;
+        }
+        wide_store(y + i, s[k]);
+    }
+}
+
+#endif
