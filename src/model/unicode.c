@@ -62,7 +62,7 @@ size_t sop_utf8_valid(const char *s, size_t n)
 
 sop_status sop_buf_room(sop_buf *t, size_t more)
 {
-    if (more <= t->cap - t->n) return SOP_OK;
+    if (t->at && more <= t->cap - t->n) return SOP_OK;
     if (more > SIZE_MAX / 2 - t->n)
         return sop_fail(SOP_E_NOMEM, "text: %zu more bytes do not fit", more);
     size_t cap = t->cap ? t->cap * 2 : 256;

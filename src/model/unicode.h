@@ -55,6 +55,7 @@ typedef struct sop_buf {
     size_t n, cap;
 } sop_buf;
 
+/* Room for that many more; at is a place from then on, even for none. */
 sop_status sop_buf_room(sop_buf *t, size_t more);
 sop_status sop_buf_add(sop_buf *t, const char *s, size_t n);
 void sop_buf_finish(sop_buf *t);

@@ -132,8 +132,18 @@ static void a_long_run_of_marks_is_sorted_in_no_square_time(void)
     sop_buf_finish(&out);
 }
 
+static void a_buffer_is_a_place_before_its_first_byte(void)
+{
+    sop_buf t = {0};
+    CHECK(sop_buf_room(&t, 0) == SOP_OK && t.at); /* NULL + 0 is undefined */
+    sop_buf_finish(&t);
+    CHECK(sop_buf_add(&t, "", 0) == SOP_OK && t.at && t.n == 0);
+    sop_buf_finish(&t);
+}
+
 int main(void)
 {
+    RUN(a_buffer_is_a_place_before_its_first_byte);
     RUN(the_table_knows_letters_numbers_spaces_marks_and_punctuation);
     RUN(broken_utf8_becomes_as_many_replacements_as_in_python);
     RUN(composing_follows_unicode);
