@@ -10,7 +10,7 @@ find_package(CUDAToolkit REQUIRED)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
-set(CMAKE_CUDA_FLAGS "-O3 -Werror=all-warnings -Xcompiler=-fno-exceptions,-fno-rtti")
+set(CMAKE_CUDA_FLAGS "-O3 -Werror=all-warnings -Xcompiler=-fno-exceptions,-fno-rtti,-fno-threadsafe-statics")
 
 # SM80: for compute capability 8.0 and, as PTX, all that come after; machine code for 9.0 beside it.
 set(SOP_FLAGS_SM80 -gencode=arch=compute_80,code=[sm_80,compute_80]

@@ -33,6 +33,25 @@ function(sop_op name)
   endif()
 endfunction()
 
+# sop_texts(sop op_texts ${files}): the files' texts under their names without ending, in the array
+# `const sop_text op_texts[]` (base/texts.h) of a target.
+function(sop_texts target symbol)
+  set(source "#include \"base/texts.h\"\n\nextern const sop_text ${symbol}[];\n")
+  string(APPEND source "const sop_text ${symbol}[] = {\n")
+  foreach(file ${ARGN})
+    get_filename_component(name ${file} NAME_WLE)
+    file(READ ${file} text)
+    string(REPLACE "\\" "\\\\" text "${text}")
+    string(REPLACE "\"" "\\\"" text "${text}")
+    string(REPLACE "\n" "\\n\"\n     \"" text "${text}")
+    string(APPEND source "    {\"${name}\",\n     \"${text}\"},\n")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  endforeach()
+  string(APPEND source "    {0, 0},\n};\n")
+  file(CONFIGURE OUTPUT ${symbol}.c CONTENT "${source}" @ONLY)
+  target_sources(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/${symbol}.c)
+endfunction()
+
 # sop_test(status_test status_test.c [more.c]): a test program with the insides of the library;
 # ctest runs it under its name.
 function(sop_test name)

@@ -71,6 +71,23 @@ check "special text is text unless asked" sh -c "[ \$($superop tokenize -m $tiny
 check "explain names a variant for each module" prints "linear_" "$superop" explain -m "$tiny"
 check "a longer length flips the path" prints "ring asks for" \
     "$superop" explain -m "$tiny" --length 70000
+shape=synth:$(dirname "$tiny")/hf/config.json
+check "a shape of random numbers can be timed" prints "decode" \
+    "$superop" bench -m "$shape" --prefill 8 --decode 4 -r 2
+check "a shape of random numbers is explained" prints "qkv projection" "$superop" explain -m "$shape"
+check "a shape may name a type" prints "bf16" "$superop" info "$shape:bf16"
+check "a shape of random numbers does not talk" usage "has no words" \
+    "$superop" run -m "$shape" -p hello
+check "a wrong shape brings the shapes" says 3 "there are llama3-70b-layer" \
+    "$superop" bench -m synth:qwen2-7
+printf '{"steps":[[3,40],[1],[130,2,9]]}' >"$tmp/steps.json"
+check "a workload is run in chunks" prints "3 of 3 shapes served" \
+    "$superop" bench --workload "$tmp/steps.json" -m "$shape" --chunk 32
+check "a wrong workload brings the nearest" usage "did you mean 'field'?" \
+    "$superop" bench --workload feild
+printf '{"steps":[[3,0]]}' >"$tmp/steps.json"
+check "a length of 0 is said" says 3 "length 1 of step 0" \
+    "$superop" bench --workload "$tmp/steps.json" -m "$shape"
 check "a model can be timed" prints "decode" "$superop" bench -m "$tiny" --prefill 8 --decode 4 -r 2
 check "a full disk is not success" sh -c "$superop help >/dev/full 2>'$tmp/full'; [ \$? = 1 ]"
 report

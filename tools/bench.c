@@ -6,10 +6,11 @@
 #include "cli.h"
 #include "harness/harness.h"
 #include "loaded.h"
+#include "workload.h"
 
-static int64_t o_prefill = 512, o_decode = 128, o_repeats = 5;
+static int64_t o_prefill = 512, o_decode = 128, o_repeats = 5, o_chunk;
 static double o_seconds = 1;
-static const char *o_variant;
+static const char *o_variant, *o_workload;
 static bool o_json;
 
 /* --- a model --- */
@@ -236,7 +237,10 @@ static int bench_op(const sop_op *op, int n_args, char **args)
 static int bench_run(int n, char **args)
 {
     const sop_op *op = NULL;
-    if (!n && !loaded_model) return cli_fail(CLI_USAGE, "give an operator, or -m MODEL");
+    if (o_workload && n) return cli_fail(CLI_USAGE, "--workload and %s: give one of them", args[0]);
+    if (o_workload) return workload_run(o_workload, o_chunk, o_json);
+    if (!n && !loaded_model)
+        return cli_fail(CLI_USAGE, "give an operator, -m MODEL or --workload NAME");
     if (n && loaded_model)
         return cli_fail(CLI_USAGE, "-m %s and %s: give one of them", loaded_model, args[0]);
     if (!n) return bench_model();
@@ -250,6 +254,10 @@ static const cli_option options[] = {
      .hi = 1e6},
     {"decode", 0, CLI_INT, &o_decode, "N", .help = "with -m: tokens one by one (128)", .hi = 1e6},
     {"repeats", 'r', CLI_INT, &o_repeats, "N", .help = "with -m: rounds (5)", .lo = 1, .hi = 1e4},
+    {"workload", 'w', CLI_TEXT, &o_workload, "NAME",
+     .help = "batches of prompts: field, short, or a file like those"},
+    {"chunk", 0, CLI_INT, &o_chunk, "N", .help = "with --workload: tokens of one pass; 0: as configured",
+     .hi = 1 << 20},
     {"variant", 'v', CLI_TEXT, &o_variant, "NAME", .help = "of an operator: this one only"},
     {"seconds", 's', CLI_REAL, &o_seconds, "S", .help = "of a shape (1)", .lo = 0.01, .hi = 600},
     {"json", 'j', CLI_FLAG, &o_json, NULL, .help = "an object for the model, or one a variant"},
@@ -265,7 +273,9 @@ const cli_verb verb_bench = {
     .most = -1,
     .examples = "  superop bench linear m=1 n=4608 k=3584 w=bf16\n"
                 "  superop bench rmsnorm\n"
-                "  superop bench -m smollm2-135m --prefill 512 --decode 128 -r 5\n",
+                "  superop bench -m smollm2-135m --prefill 512 --decode 128 -r 5\n"
+                "  superop bench -m synth:qwen2-7b --device cuda\n"
+                "  superop bench --workload field --device cuda --chunk 16384\n",
     .more =
         "Medians, with the least and the most (a model) or the least and the P95 (an operator);\n"
         "shares are of what this machine was measured to do at most in the same process.\n",

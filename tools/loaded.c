@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "harness/harness.h"
+#include "model/synth.h"
 
 const char *loaded_model, *loaded_config;
 int64_t loaded_threads, loaded_ctx;
@@ -32,7 +33,7 @@ int loaded_open(loaded *m, const sop_limits *limits)
     if (s == SOP_OK) s = cli_device(loaded_device, &m->device);
     if (s == SOP_OK) s = sop_runtime_create(&config, m->device, NULL, &m->runtime);
     if (s == SOP_OK) s = sop_model_open(m->runtime, path, &m->model);
-    if (s == SOP_OK) s = sop_tokenizer_open(path, &m->tokenizer);
+    if (s == SOP_OK && !sop_synth_is(path)) s = sop_tokenizer_open(path, &m->tokenizer);
     if (s == SOP_OK) s = sop_model_super(m->model, &sizes, &m->super);
     if (s == SOP_OK) s = sop_super_open(m->super, &m->seq);
     if (s != SOP_OK) {

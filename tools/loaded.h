@@ -11,7 +11,7 @@ typedef struct loaded {
     sop_runtime *runtime;
     sop_model *model;
     sop_super *super;
-    sop_tokenizer *tokenizer;
+    sop_tokenizer *tokenizer; /* NULL: a model of random numbers */
     int32_t seq; /* one open sequence */
     sop_super_facts facts;
     sop_model_facts model_facts;
@@ -32,7 +32,7 @@ extern int32_t loaded_kv, loaded_device, loaded_numerics;
 
 /* clang-format off */
 #define LOADED_OPTIONS(model_is_required) \
-    {"model", 'm', CLI_TEXT, &loaded_model, "MODEL", .help = "a path, or a pulled name", \
+    {"model", 'm', CLI_TEXT, &loaded_model, "MODEL", .help = "a path, a pulled name, or synth:SHAPE", \
      .required = (model_is_required)}, \
     {"config", 'c', CLI_TEXT, &loaded_config, "FILE", .help = "YAML; the options below win"}, \
     {"threads", 't', CLI_INT, &loaded_threads, "N", .help = "0: one a core (0)", .hi = 1024}, \

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "cli.h"
+#include "model/synth.h"
 #include "plan/machine.h"
 
 const cli_model cli_models[] = {
@@ -73,7 +74,7 @@ int cli_model_path(const char *model, char *out, size_t cap)
     struct stat st;
     if (snprintf(out, cap, "%s", model) >= (int)cap)
         return cli_fail(CLI_USAGE, "a path of %zu bytes is too long", strlen(model));
-    if (stat(model, &st) == 0) return CLI_OK;
+    if (stat(model, &st) == 0 || sop_synth_is(model)) return CLI_OK;
     const int why = errno;
     if (*model && !strchr(model, '/') && sop_cache_dir(dir, sizeof dir) == SOP_OK) {
         for (int i = 0; i < 2; i++) {

@@ -407,7 +407,13 @@ static int run_run(int n, char **args)
     if (!code) {
         const struct sigaction ask = {.sa_handler = on_interrupt};
         (void)sigaction(SIGINT, &ask, NULL);
-        code = o_chat ? chat(&m, prompt, bytes) : answer(&m, prompt, bytes);
+        if (!m.tokenizer)
+            code = cli_fail(CLI_USAGE,
+                            "%s is a model of random numbers and has no words: bench and "
+                            "explain take it",
+                            loaded_model);
+        else
+            code = o_chat ? chat(&m, prompt, bytes) : answer(&m, prompt, bytes);
         if (!code && interrupted) code = CLI_INTERRUPTED;
         loaded_close(&m);
     }

@@ -41,6 +41,9 @@ typedef struct sop_device_ops {
     sop_status (*record_end)(sop_queue *q, sop_graph **out);
     sop_status (*replay)(sop_queue *q, sop_graph *g);
     void (*graph_destroy)(sop_graph *g);
+
+    /** Bytes that reserve() could still give, and that there are in all; NULL where nobody knows. */
+    sop_status (*memory)(sop_device *d, size_t *free_bytes, size_t *all_bytes);
 } sop_device_ops;
 
 /** The first member of every device and queue. */

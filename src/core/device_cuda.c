@@ -147,6 +147,13 @@ static void cuda_release(sop_device *d, void *p, size_t bytes)
     if (p && enter((struct cuda_device *)d) == SOP_OK) (void)cudaFree(p);
 }
 
+static sop_status cuda_memory(sop_device *d, size_t *free_bytes, size_t *all_bytes)
+{
+    SOP_TRY(enter((struct cuda_device *)d));
+    const cudaError_t e = cudaMemGetInfo(free_bytes, all_bytes);
+    return e == cudaSuccess ? SOP_OK : sop_cuda_fail((int)e);
+}
+
 static int32_t cuda_sees_host(const sop_device *d)
 {
     (void)d;
@@ -285,6 +292,7 @@ static const sop_device_ops cuda_ops = {
     .record_end = cuda_record_end,
     .replay = cuda_replay,
     .graph_destroy = cuda_graph_destroy,
+    .memory = cuda_memory,
 };
 
 /* What a card of this compute capability runs. */

@@ -48,8 +48,12 @@ sop_status sop_params_rope_hf(const sop_file *f, const char *prefix, const sop_p
 /* Every layer has this window. */
 void sop_params_window(sop_params *p, int64_t window);
 
-/* The modules of all layers, with their weights from the file. n_parameters counts weights. */
+/* The type that activations have between modules: on a GPU that of 16-bit weights, unless numerics is
+ * exact; else float32. */
+int32_t sop_act_dtype(const sop_file *f, const sop_device *device, int32_t numerics);
+/* The modules of all layers, with their weights from the file. Keys and values of 16 bits have the
+ * activations' type. n_parameters counts weights. */
 sop_status sop_transformer(const sop_file *f, const sop_params *p, const sop_config *config,
-                           sop_program *program, int64_t *n_parameters);
+                           int32_t act, sop_program *program, int64_t *n_parameters);
 
 #endif

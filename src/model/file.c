@@ -10,6 +10,7 @@
 #include "model/file_index.h"
 #include "model/gguf.h"
 #include "model/safetensors.h"
+#include "model/synth.h"
 
 /* A file that was cut while it was read would fault later, where nobody expects it. */
 static sop_status still_whole(const sop_file *f)
@@ -26,6 +27,10 @@ static sop_status open_any(sop_file *f, const char *path)
     static const char ending[] = ".safetensors";
     const size_t n = strlen(path), e = sizeof ending - 1;
     struct stat st;
+    if (sop_synth_is(path)) {
+        f->kind = SOP_FILE_HF;
+        return sop_synth_open(f, path);
+    }
     const bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     const bool tensors = n > e && strcmp(path + n - e, ending) == 0;
     f->kind = folder || tensors ? SOP_FILE_HF : SOP_FILE_GGUF;
@@ -82,6 +87,11 @@ size_t sop_file_mapped_bytes(const sop_file *f)
     size_t sum = 0;
     for (size_t i = 0; i < f->n_maps; i++) sum += f->maps[i].size;
     return sum;
+}
+
+size_t sop_file_period(const sop_file *f)
+{
+    return f->ring ? SOP_SYNTH_RING : 0;
 }
 
 /* What text models keep at the top, models with images and text keep in "text_config". */

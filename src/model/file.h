@@ -22,7 +22,7 @@ typedef struct sop_file sop_file;
 enum { SOP_FILE_GGUF, SOP_FILE_HF };
 
 /* path: a .gguf (the first shard of a split one opens all), a folder with config.json and
- * *.safetensors, or one .safetensors. SOP_E_IO, SOP_E_FORMAT with the name and the numbers,
+ * *.safetensors, one .safetensors, or a model of random numbers (synth.h). SOP_E_IO, SOP_E_FORMAT with the name and the numbers,
  * SOP_E_UNSUPPORTED (version, type), SOP_E_NOMEM. */
 sop_status sop_file_open(const char *path, sop_file **out);
 void sop_file_close(sop_file *f);
@@ -38,6 +38,8 @@ const char *sop_file_tensor_type(const sop_file *f, const char *name);
 int64_t sop_file_n_tensors(const sop_file *f);
 const char *sop_file_tensor_name(const sop_file *f, int64_t i);
 size_t sop_file_mapped_bytes(const sop_file *f);
+/* The bytes after which every matrix repeats itself, of a model of random numbers; 0 of a file. */
+size_t sop_file_period(const sop_file *f);
 
 /* Metadata. GGUF: its key-value pairs by their own names. HF: config.json, keys joined by dots
  * ("rope_parameters.rope_theta"; what stands in "text_config" is found without that prefix).

@@ -41,6 +41,7 @@ void sop_file_close(sop_file *f)
         (void)munmap(f->maps[i].base, f->maps[i].size);
         (void)close(f->maps[i].fd);
     }
+    if (f->ring) (void)munmap(f->ring, f->ring_bytes);
     while (f->head) {
         struct sop_file_chunk *next = f->head->next;
         free(f->head);
@@ -207,6 +208,7 @@ static sop_status seal(const sop_file *f, sop_file_slots *s, size_t n)
     const bool tensors = s == &f->tensor_slots;
     size_t size = 16;
     while (size < 2 * n) size *= 2;
+    free(s->slot);
     s->slot = calloc(size + 1, sizeof *s->slot); /* the last one stays free */
     if (!s->slot) return sop_fail(SOP_E_NOMEM, "a file's index: %zu slots", size);
     s->mask = size - 1;

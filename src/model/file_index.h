@@ -66,6 +66,8 @@ struct sop_file {
     size_t n_metas, cap_metas;
     sop_file_slots tensor_slots, meta_slots;
     struct sop_file_chunk *head; /* what sop_file_take gave out */
+    uint8_t *ring; /* of random numbers, mapped ring_bytes far: synth.c */
+    size_t ring_bytes;
 };
 
 /* 2^20 tensors or keys: many times what any model has, and small enough to sort. */
@@ -88,7 +90,7 @@ bool sop_file_shape(sop_tensor *t, int32_t ndim, const uint64_t *dims, uint64_t 
 void sop_file_point(sop_tensor *t, const uint8_t *data, uint64_t bytes);
 /* A name may be printed: no control characters, so no zero bytes either. */
 bool sop_file_name_ok(const char *s, size_t n);
-/* Builds the look-up by name; SOP_E_FORMAT when a name stands there twice. */
+/* Builds the look-up by name, anew each time; SOP_E_FORMAT when a name stands there twice. */
 sop_status sop_file_seal(sop_file *f);
 /* Element i of a value as an integer or a float; false when it is none. */
 bool sop_meta_i64(const sop_meta *m, int64_t i, int64_t *out);

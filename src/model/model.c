@@ -150,7 +150,8 @@ static sop_status load(sop_model *m)
     SOP_TRY(sop_params_common(m->file, arch->name, &m->params));
     SOP_TRY(vocabulary(m->file, &m->params.vocab));
     SOP_TRY(arch->params(m->file, &m->params));
-    SOP_TRY(sop_transformer(m->file, &m->params, c, &m->program, &m->facts.parameters));
+    const int32_t act = sop_act_dtype(m->file, m->rt->device, c->numerics);
+    SOP_TRY(sop_transformer(m->file, &m->params, c, act, &m->program, &m->facts.parameters));
     for (int32_t i = 0; i < m->program.n_modules; i++) /* as the planner will see them */
         if (m->program.modules[i].op == &sop_op_linear)
             m->program.modules[i].desc.linear.numerics = c->numerics;

@@ -3,6 +3,8 @@
  *   X residual [t, d]   H normed [t, d]   QKV [t, (h + 2g) k]   ATT [t, h v]   O [t, d]
  *   GU gate | up [t, 2f]   ACT [t, f]
  *
+ * The residual and the logits are float32; what goes between them is of the type that the model is
+ * computed in (sop_act_dtype).
  * A block's result O is added to X inside the next norm; a weight the file lacks is named. */
 #include <math.h>
 #include <stdio.h>
@@ -22,6 +24,7 @@ struct builder {
     int32_t freqs[2];
     float mscale[2];
     int32_t embedding;
+    int32_t act; /* type of activations */
     int64_t parameters;
     const char *prefix; /* of names in a Hugging Face file */
 };
@@ -118,6 +121,7 @@ static sop_status matrix(struct builder *b, const struct name *n, int64_t layer,
         return SOP_E_NOMEM;
     }
     b->program->weights[*out].own = own;
+    b->program->weights[*out].period = sop_file_period(b->file);
     b->parameters += rows * cols;
     *dtype = t.dtype;
     return SOP_OK;
@@ -139,9 +143,14 @@ static sop_status vector(struct builder *b, const struct name *n, int64_t layer,
     return *out < 0 ? SOP_E_NOMEM : SOP_OK;
 }
 
-static sop_arg buffer(int32_t index, int64_t floats)
+static int32_t dtype_of(const struct builder *b, int32_t buffer)
 {
-    return (sop_arg){SOP_ARG_BUFFER, index, floats * 4};
+    return buffer == X || buffer == OUT_X || buffer == LOGITS ? SOP_F32 : b->act;
+}
+
+static sop_arg buffer(const struct builder *b, int32_t index, int64_t at)
+{
+    return (sop_arg){SOP_ARG_BUFFER, index, at * (int64_t)sop_dtype_bytes(dtype_of(b, index))};
 }
 
 static sop_arg weight(int32_t index)
@@ -169,17 +178,22 @@ static sop_status norm(struct builder *b, const char *kind, const struct name *n
     SOP_TRY(vector(b, n, layer, b->p->dim, &w));
     sop_module m = {.kind = kind, .op = &sop_op_rmsnorm, .layer = (int32_t)layer, .extent = extent};
     m.guard = SOP_RMSNORM_Y;
-    m.desc.rmsnorm = (sop_rmsnorm_desc){
-        .heads = 1, .dim = b->p->dim, .eps = (float)b->p->eps, .offset = b->p->norm_offset};
-    m.args[SOP_RMSNORM_X] = buffer(o >= 0 ? o : x, 0);
+    m.desc.rmsnorm = (sop_rmsnorm_desc){.heads = 1,
+                                        .dim = b->p->dim,
+                                        .eps = (float)b->p->eps,
+                                        .offset = b->p->norm_offset,
+                                        .x_dtype = dtype_of(b, o >= 0 ? o : x),
+                                        .r_dtype = dtype_of(b, x),
+                                        .y_dtype = dtype_of(b, y)};
+    m.args[SOP_RMSNORM_X] = buffer(b, o >= 0 ? o : x, 0);
     if (o >= 0) {
         m.folded = "residual";
         m.note = "folded into the norm: r += x in the pass that reads it";
-        m.args[SOP_RMSNORM_R] = m.args[SOP_RMSNORM_R_OUT] = buffer(x, 0);
+        m.args[SOP_RMSNORM_R] = m.args[SOP_RMSNORM_R_OUT] = buffer(b, x, 0);
     }
     m.args[SOP_RMSNORM_W] = weight(w);
     m.args[SOP_RMSNORM_LIVE] = live;
-    m.args[SOP_RMSNORM_Y] = buffer(y, 0);
+    m.args[SOP_RMSNORM_Y] = buffer(b, y, 0);
     return add(b, &m);
 }
 
@@ -195,6 +209,8 @@ static sop_status linear(struct builder *b, const char *kind, int64_t layer, int
     sop_linear_desc *d = &m.desc.linear;
     m.guard = SOP_LINEAR_Y;
     d->k = k;
+    d->x_dtype = dtype_of(b, x);
+    d->y_dtype = dtype_of(b, y);
     for (int32_t j = 0; j < n_parts; j++) {
         int32_t w;
         SOP_TRY(matrix(b, parts[j].w, layer, parts[j].n, k, &w, &d->w_dtype[j]));
@@ -207,9 +223,9 @@ static sop_status linear(struct builder *b, const char *kind, int64_t layer, int
             d->bias |= 1 << j;
         }
     }
-    m.args[SOP_LINEAR_X] = buffer(x, 0);
+    m.args[SOP_LINEAR_X] = buffer(b, x, 0);
     m.args[SOP_LINEAR_LIVE] = live;
-    m.args[SOP_LINEAR_Y] = buffer(y, 0);
+    m.args[SOP_LINEAR_Y] = buffer(b, y, 0);
     return add(b, &m);
 }
 
@@ -235,8 +251,11 @@ static sop_status head_norm(struct builder *b, const struct name *n, int64_t lay
                                         .x_stride = qkv_row(p),
                                         .y_stride = qkv_row(p),
                                         .eps = (float)p->eps,
-                                        .offset = p->norm_offset};
-    m.args[SOP_RMSNORM_X] = m.args[SOP_RMSNORM_Y] = buffer(QKV, at);
+                                        .offset = p->norm_offset,
+                                        .x_dtype = b->act,
+                                        .r_dtype = b->act,
+                                        .y_dtype = b->act};
+    m.args[SOP_RMSNORM_X] = m.args[SOP_RMSNORM_Y] = buffer(b, QKV, at);
     m.args[SOP_RMSNORM_W] = weight(w);
     m.args[SOP_RMSNORM_LIVE] = live;
     return add(b, &m);
@@ -258,8 +277,10 @@ static sop_status rope(struct builder *b, int64_t layer)
                                   .x_stride = qkv_row(p),
                                   .y_stride = qkv_row(p),
                                   .mscale = b->mscale[set],
-                                  .interleaved = p->interleaved};
-    m.args[SOP_ROPE_X] = m.args[SOP_ROPE_Y] = buffer(QKV, 0);
+                                  .interleaved = p->interleaved,
+                                  .x_dtype = b->act,
+                                  .y_dtype = b->act};
+    m.args[SOP_ROPE_X] = m.args[SOP_ROPE_Y] = buffer(b, QKV, 0);
     m.args[SOP_ROPE_POS] = input(SOP_INPUT_POS, 0);
     m.args[SOP_ROPE_FREQS] = weight(b->freqs[set]);
     m.args[SOP_ROPE_LIVE] = live;
@@ -296,9 +317,10 @@ static sop_status attention(struct builder *b, int64_t layer)
                                             .vp_page = g * page * p->v,
                                             .vp_token = p->v,
                                             .vp_head = page * p->v,
+                                            .x_dtype = b->act,
                                             .kv_dtype = b->program->kv_dtype};
-    m.args[SOP_KV_APPEND_K] = buffer(QKV, k_at);
-    m.args[SOP_KV_APPEND_V] = buffer(QKV, v_at);
+    m.args[SOP_KV_APPEND_K] = buffer(b, QKV, k_at);
+    m.args[SOP_KV_APPEND_V] = buffer(b, QKV, v_at);
     m.args[SOP_KV_APPEND_SLOTS] = input(SOP_INPUT_SLOTS, at);
     m.args[SOP_KV_APPEND_LIVE] = live;
     m.args[SOP_KV_APPEND_K_POOL] = (sop_arg){SOP_ARG_POOL, at, 0};
@@ -334,16 +356,18 @@ static sop_status attention(struct builder *b, int64_t layer)
                                             .window = p->window[layer],
                                             .scale = p->scale,
                                             .cap = p->cap,
+                                            .q_dtype = b->act,
+                                            .o_dtype = b->act,
                                             .kv_dtype = b->program->kv_dtype,
                                             .causal = 1};
-    m.args[SOP_ATTENTION_Q] = buffer(QKV, 0);
+    m.args[SOP_ATTENTION_Q] = buffer(b, QKV, 0);
     m.args[SOP_ATTENTION_K_POOL] = (sop_arg){SOP_ARG_POOL, at, 0};
     m.args[SOP_ATTENTION_V_POOL] = (sop_arg){SOP_ARG_POOL, at, 1};
     m.args[SOP_ATTENTION_TABLE] = input(SOP_INPUT_TABLE, at);
     m.args[SOP_ATTENTION_Q_START] = input(SOP_INPUT_Q_START, 0);
     m.args[SOP_ATTENTION_KV_LEN] = input(SOP_INPUT_KV_LEN, 0);
     m.args[SOP_ATTENTION_LIVE] = (sop_arg){SOP_ARG_LIVE, SOP_EXTENT_SEQS + 1, 0};
-    m.args[SOP_ATTENTION_O] = buffer(ATT, 0);
+    m.args[SOP_ATTENTION_O] = buffer(b, ATT, 0);
     return add(b, &m);
 }
 
@@ -354,10 +378,11 @@ static sop_status gated(struct builder *b, int64_t layer)
                     .layer = (int32_t)layer,
                     .extent = SOP_EXTENT_TOKENS,
                     .guard = SOP_GATED_Y};
-    m.desc.gated = (sop_gated_desc){.dim = b->p->ffn, .act = b->p->act};
-    m.args[SOP_GATED_X] = buffer(GU, 0);
+    m.desc.gated =
+        (sop_gated_desc){.dim = b->p->ffn, .act = b->p->act, .x_dtype = b->act, .y_dtype = b->act};
+    m.args[SOP_GATED_X] = buffer(b, GU, 0);
     m.args[SOP_GATED_LIVE] = live;
-    m.args[SOP_GATED_Y] = buffer(ACT, 0);
+    m.args[SOP_GATED_Y] = buffer(b, ACT, 0);
     return add(b, &m);
 }
 
@@ -395,12 +420,15 @@ static sop_status gather(struct builder *b, const char *kind, int32_t extent, in
 {
     sop_module m = {
         .kind = kind, .op = &sop_op_embed, .layer = -1, .extent = extent, .guard = SOP_EMBED_Y};
-    m.desc.embed =
-        (sop_embed_desc){.rows = rows, .dim = b->p->dim, .scale = scale, .w_dtype = dtype};
+    m.desc.embed = (sop_embed_desc){.rows = rows,
+                                    .dim = b->p->dim,
+                                    .scale = scale,
+                                    .w_dtype = dtype,
+                                    .y_dtype = dtype_of(b, y)};
     m.args[SOP_EMBED_IDS] = input(ids, 0);
     m.args[SOP_EMBED_TABLE] = table;
     m.args[SOP_EMBED_LIVE] = live;
-    m.args[SOP_EMBED_Y] = buffer(y, 0);
+    m.args[SOP_EMBED_Y] = buffer(b, y, 0);
     return add(b, &m);
 }
 
@@ -408,8 +436,8 @@ static sop_status head(struct builder *b, int32_t embed_dtype)
 {
     const sop_params *p = b->p;
     const int32_t o = SOP_EXTENT_OUTS;
-    SOP_TRY(gather(b, "wanted rows", o, SOP_INPUT_OUT_ROWS, buffer(X, 0), SOP_F32, 0, 0, OUT_X));
-    SOP_TRY(gather(b, "wanted rows", o, SOP_INPUT_OUT_ROWS, buffer(O, 0), SOP_F32, 0, 0, OUT_O));
+    SOP_TRY(gather(b, "wanted rows", o, SOP_INPUT_OUT_ROWS, buffer(b, X, 0), SOP_F32, 0, 0, OUT_X));
+    SOP_TRY(gather(b, "wanted rows", o, SOP_INPUT_OUT_ROWS, buffer(b, O, 0), b->act, 0, 0, OUT_O));
     SOP_TRY(norm(b, "norm", &FINAL_NORM, -1, o, OUT_O, OUT_X, OUT_H));
     if (has(b, &HEAD, -1)) {
         SOP_TRY(linear(b, "head", -1, o, &(struct part){&HEAD, NULL, p->vocab}, 1, p->dim, OUT_H,
@@ -421,17 +449,21 @@ static sop_status head(struct builder *b, int32_t embed_dtype)
                             "the tensor %s is missing and tie_word_embeddings is false", HEAD.hf);
         sop_module m = {
             .kind = "head", .op = &sop_op_linear, .layer = -1, .extent = o, .guard = SOP_LINEAR_Y};
-        m.desc.linear = (sop_linear_desc){
-            .k = p->dim, .n = {p->vocab}, .w_dtype = {embed_dtype}, .layouts = {SOP_LAYOUT_PLAIN}};
-        m.args[SOP_LINEAR_X] = buffer(OUT_H, 0);
+        m.desc.linear = (sop_linear_desc){.k = p->dim,
+                                          .n = {p->vocab},
+                                          .w_dtype = {embed_dtype},
+                                          .layouts = {SOP_LAYOUT_PLAIN},
+                                          .x_dtype = dtype_of(b, OUT_H),
+                                          .y_dtype = dtype_of(b, LOGITS)};
+        m.args[SOP_LINEAR_X] = buffer(b, OUT_H, 0);
         m.args[SOP_LINEAR_W0] = weight(b->embedding);
         m.args[SOP_LINEAR_LIVE] = live;
-        m.args[SOP_LINEAR_Y] = buffer(LOGITS, 0);
+        m.args[SOP_LINEAR_Y] = buffer(b, LOGITS, 0);
         SOP_TRY(add(b, &m));
     }
     sop_module m = {.kind = "sample", .op = &sop_op_sample, .layer = -1, .extent = o, .guard = -1};
     m.desc.sample = (sop_sample_desc){.vocab = p->vocab};
-    m.args[SOP_SAMPLE_LOGITS] = buffer(LOGITS, 0);
+    m.args[SOP_SAMPLE_LOGITS] = buffer(b, LOGITS, 0);
     m.args[SOP_SAMPLE_PARAMS] = input(SOP_INPUT_SAMPLING, 0);
     m.args[SOP_SAMPLE_LIVE] = live;
     m.args[SOP_SAMPLE_IDS] = input(SOP_INPUT_NEXT, 0);
@@ -484,23 +516,39 @@ static sop_status buffers(struct builder *b)
     for (int32_t i = 0; i < N_BUFFERS; i++)
         if (sop_program_buffer(b->program, names[i],
                                i >= OUT_X ? SOP_EXTENT_OUTS : SOP_EXTENT_TOKENS,
-                               (size_t)rows[i] * sizeof(float)) < 0)
+                               (size_t)rows[i] * sop_dtype_bytes(dtype_of(b, i))) < 0)
             return SOP_E_NOMEM;
     return SOP_OK;
 }
 
+int32_t sop_act_dtype(const sop_file *f, const sop_device *device, int32_t numerics)
+{
+    static const char *const names[] = {"blk.0.attn_q.weight",
+                                        "model.layers.0.self_attn.q_proj.weight",
+                                        "language_model.model.layers.0.self_attn.q_proj.weight",
+                                        "model.language_model.layers.0.self_attn.q_proj.weight",
+                                        "layers.0.self_attn.q_proj.weight"};
+    sop_tensor t;
+    if (device->ops->kind != SOP_DEVICE_CUDA || numerics == SOP_NUMERICS_EXACT) return SOP_F32;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (sop_file_tensor(f, names[i], &t) && (t.dtype == SOP_BF16 || t.dtype == SOP_F16))
+            return t.dtype;
+    return SOP_F32;
+}
+
 sop_status sop_transformer(const sop_file *f, const sop_params *p, const sop_config *config,
-                           sop_program *program, int64_t *n_parameters)
+                           int32_t act, sop_program *program, int64_t *n_parameters)
 {
     static const char *const prefixes[] = {"model.", "language_model.model.",
                                            "model.language_model.", ""};
-    struct builder b = {.file = f, .p = p, .program = program};
+    struct builder b = {.file = f, .p = p, .program = program, .act = act};
     int32_t dtype;
     program->vocab = p->vocab;
     program->ctx = p->ctx;
     program->kv_dtype = config->modules.kv_cache_opt && config->numerics != SOP_NUMERICS_EXACT
                             ? config->kv_dtype
                             : SOP_F32;
+    if (program->kv_dtype == SOP_F16 && act == SOP_BF16) program->kv_dtype = act;
     program->logits = LOGITS;
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
         b.prefix = prefixes[i];

@@ -213,7 +213,12 @@ static sop_status place_plain(sop_program *p, sop_queue *q, sop_weight *w)
     SOP_TRY(d->ops->reserve(d, w->file_bytes, &w->plain.data));
     w->plain.bytes = w->file_bytes;
     p->placed_bytes += w->file_bytes;
-    SOP_TRY(d->ops->copy(q, w->plain.data, w->file, w->file_bytes, SOP_COPY_IN));
+    size_t there = w->period && w->period < w->file_bytes ? w->period : w->file_bytes;
+    SOP_TRY(d->ops->copy(q, w->plain.data, w->file, there, SOP_COPY_IN));
+    for (size_t n; there < w->file_bytes; there += n) { /* what repeats itself is doubled there */
+        n = there < w->file_bytes - there ? there : w->file_bytes - there;
+        SOP_TRY(d->ops->copy(q, (char *)w->plain.data + there, w->plain.data, n, SOP_COPY_WITHIN));
+    }
     return d->ops->wait(q);
 }
 

@@ -167,27 +167,45 @@ static sop_status run_carefully(sop_super *s, sop_steps *steps, bool all)
     return SOP_OK;
 }
 
-static sop_status run_recorded(sop_super *s, sop_steps *steps)
+static bool has_marks(const sop_steps *steps)
+{
+    for (int32_t i = 0; i < steps->n_nodes; i++)
+        if (steps->nodes[i].mark) return true;
+    return false;
+}
+
+/* A step of many tokens takes so long that its launches hide behind it. */
+static bool is_recorded(const sop_super *s, const sop_steps *steps)
+{
+    return s->use_graphs && steps->class.tokens < 512 && !has_marks(steps);
+}
+
+sop_status sop_run_record(sop_super *s, sop_steps *steps)
 {
     const sop_device_ops *ops = s->device->ops;
-    if (!steps->graph) {
-        SOP_TRY(ops->record_begin(s->queue));
-        sop_status status = SOP_OK;
-        for (int32_t i = 0; i < steps->n_nodes && status == SOP_OK; i++)
-            status = ops->submit(s->queue, steps->nodes[i].row, &steps->nodes[i].call);
-        sop_graph *g = NULL;
-        const sop_status ended = ops->record_end(s->queue, &g);
-        if (status == SOP_OK) status = ended;
-        if (status != SOP_OK) {
-            if (g) ops->graph_destroy(g);
-            return status;
-        }
-        steps->graph = g;
-        s->counts.graphs++;
+    if (steps->graph || !is_recorded(s, steps)) return SOP_OK;
+    SOP_TRY(ops->record_begin(s->queue));
+    sop_status status = SOP_OK;
+    for (int32_t i = 0; i < steps->n_nodes && status == SOP_OK; i++)
+        status = ops->submit(s->queue, steps->nodes[i].row, &steps->nodes[i].call);
+    sop_graph *g = NULL;
+    const sop_status ended = ops->record_end(s->queue, &g);
+    if (status == SOP_OK) status = ended;
+    if (status != SOP_OK) {
+        if (g) ops->graph_destroy(g);
+        return status;
     }
+    steps->graph = g;
+    s->counts.graphs++;
+    return SOP_OK;
+}
+
+static sop_status run_recorded(sop_super *s, sop_steps *steps)
+{
+    SOP_TRY(sop_run_record(s, steps));
     s->counts.replays++;
-    SOP_TRY(ops->replay(s->queue, steps->graph));
-    return ops->wait(s->queue);
+    SOP_TRY(s->device->ops->replay(s->queue, steps->graph));
+    return s->device->ops->wait(s->queue);
 }
 
 /* All nodes behind each other. The one whose turn it is is guarded on its way. */
@@ -203,20 +221,13 @@ static sop_status run_plainly(sop_super *s, const sop_steps *steps)
     return s->device->ops->wait(s->queue);
 }
 
-static bool has_marks(const sop_steps *steps)
-{
-    for (int32_t i = 0; i < steps->n_nodes; i++)
-        if (steps->nodes[i].mark) return true;
-    return false;
-}
-
 sop_status sop_run_steps(sop_super *s, sop_steps *steps)
 {
     const bool all = s->config.guard == SOP_GUARD_ALWAYS || s->counts.steps < s->watch_until;
     if (++s->guard_turn >= steps->n_nodes) s->guard_turn = 0;
     if (all && s->config.guard != SOP_GUARD_OFF) return run_carefully(s, steps, true);
     const sop_status status =
-        s->use_graphs && !has_marks(steps) ? run_recorded(s, steps) : run_plainly(s, steps);
+        is_recorded(s, steps) ? run_recorded(s, steps) : run_plainly(s, steps);
     if (status == SOP_OK || !s->config.fallback.enable) return status;
     /* The step's inputs, and the caches below its slots, are as they were: from the start again. */
     s->counts.retries++;

@@ -109,6 +109,8 @@ double sop_super_free_bytes(const sop_super *s);
 
 /* run.c */
 sop_status sop_run_steps(sop_super *s, sop_steps *steps);
+/* Records a plan that runs from a recording, unless it is there. */
+sop_status sop_run_record(sop_super *s, sop_steps *steps);
 
 /* super.c: what model code calls. base_bytes: what the process held before the model was opened;
  * mapped: bytes of the weight file that steps read in place. */

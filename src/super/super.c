@@ -54,6 +54,17 @@ static sop_status size_scratch(sop_super *s)
     return SOP_OK;
 }
 
+/* What the pools may take: the configuration's word, or all that there is. */
+static sop_status size_budget(sop_super *s)
+{
+    const sop_device_ops *ops = s->device->ops;
+    size_t free_bytes, all = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    if (ops->memory) SOP_TRY(ops->memory(s->device, &free_bytes, &all));
+    s->budget_bytes =
+        s->config.memory_limit_gb > 0 ? s->config.memory_limit_gb * 0x1p30 : (double)all;
+    return SOP_OK;
+}
+
 /* Everything but the memory itself. */
 static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
 {
@@ -101,10 +112,7 @@ static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
     m->inputs = s->device->ops->sees_host(s->device) ? s->input_bytes : 2 * s->input_bytes;
     m->pools = m->weights + m->kv + m->buffers + m->scratch + m->inputs;
     m->process = m->pools + m->mapped + spec->base_bytes;
-    s->budget_bytes = s->config.memory_limit_gb > 0
-                          ? s->config.memory_limit_gb * 0x1p30
-                          : (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    return SOP_OK;
+    return size_budget(s);
 }
 
 static sop_status reserve(sop_super *s)
@@ -126,6 +134,25 @@ static sop_status reserve(sop_super *s)
     return SOP_OK;
 }
 
+/* The ladder of decode steps, planned and recorded before the first request: with and without the ring,
+ * whose threshold a sequence passes as it grows. */
+static sop_status warm(sop_super *s)
+{
+    const sop_super_facts *f = &s->facts;
+    const int32_t most = f->max_seqs < f->max_tokens ? f->max_seqs : f->max_tokens;
+    for (int32_t n = 1;; n = 2 * n < most ? 2 * n : most) {
+        for (int k = 0; k < 2; k++) {
+            const uint32_t paths = sop_steps_paths(s, n, 1, k ? f->ctx : 1);
+            const sop_step_class c =
+                sop_steps_class(s, n, n, n < f->max_outs ? n : f->max_outs, paths);
+            sop_steps *steps;
+            SOP_TRY(sop_steps_get(s, &c, &steps));
+            SOP_TRY(sop_run_record(s, steps));
+        }
+        if (n == most) return SOP_OK;
+    }
+}
+
 static sop_status create(const sop_super_spec *spec, bool dry, sop_super **out)
 {
     *out = NULL;
@@ -140,6 +167,7 @@ static sop_status create(const sop_super_spec *spec, bool dry, sop_super **out)
     if (!s) return sop_fail(SOP_E_NOMEM, "super: %zu bytes", sizeof *s);
     sop_status status = layout(s, spec, dry);
     if (status == SOP_OK && !dry) status = reserve(s);
+    if (status == SOP_OK && !dry && s->use_graphs) status = warm(s);
     if (status != SOP_OK) {
         sop_super_destroy(s);
         return status;

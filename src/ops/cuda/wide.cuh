@@ -9,21 +9,28 @@ template <typename T> struct wide {
     enum { N = 16 / sizeof(T) };
 };
 
-template <typename T> SOP_DEV void wide_load(const T *p, float (&x)[wide<T>::N])
+/* N elements, a multiple of what 16 bytes hold. */
+template <typename T, int N> SOP_DEV void wide_load(const T *p, float (&x)[N])
 {
-    const uint4 raw = *(const uint4 *)p;
-    const T *e = (const T *)&raw;
 #pragma unroll
-    for (int i = 0; i < wide<T>::N; i++) x[i] = sop_to_float(e[i]);
+    for (int at = 0; at < N; at += wide<T>::N) {
+        const uint4 raw = *(const uint4 *)(p + at);
+        const T *e = (const T *)&raw;
+#pragma unroll
+        for (int i = 0; i < wide<T>::N; i++) x[at + i] = sop_to_float(e[i]);
+    }
 }
 
-template <typename T> SOP_DEV void wide_store(T *p, const float (&x)[wide<T>::N])
+template <typename T, int N> SOP_DEV void wide_store(T *p, const float (&x)[N])
 {
-    uint4 raw;
-    T *e = (T *)&raw;
 #pragma unroll
-    for (int i = 0; i < wide<T>::N; i++) e[i] = sop_from_float<T>(x[i]);
-    *(uint4 *)p = raw;
+    for (int at = 0; at < N; at += wide<T>::N) {
+        uint4 raw;
+        T *e = (T *)&raw;
+#pragma unroll
+        for (int i = 0; i < wide<T>::N; i++) e[i] = sop_from_float<T>(x[at + i]);
+        *(uint4 *)(p + at) = raw;
+    }
 }
 
 /* Sum and maximum over a block of up to 1024 threads, whole warps; shared holds 32 floats. */

@@ -144,6 +144,9 @@ static const char *const cases[] = {
     "tokens=17 dim=896 r_stride=900",                 /* qwen2.5 0.5B */
     "tokens=2 dim=3584 x=bf16 r=bf16 y=bf16",
     "tokens=2 dim=4096 x=f16 r=f16 y=f16",
+    "tokens=3 dim=896 x=bf16 y=bf16", /* beside a residual in float32 */
+    "tokens=3 dim=8192 x=f16 y=f16",
+    "tokens=3 dim=896 y=bf16",
     NULL,
 };
 

@@ -1,15 +1,16 @@
-/* One block a group of dim, which stays in registers: it is read once, REP pieces of 16 bytes a thread. */
+/* One block a group of dim, which stays in registers: it is read once, REP pieces a thread, of 16 bytes of
+ * the narrowest type. */
 #ifndef OPS_RMSNORM_WIDE_CUH
 #define OPS_RMSNORM_WIDE_CUH
 
 #include "ops/cuda/wide.cuh"
 #include "sop/desc.h"
 
-template <typename T, int REP>
-static __global__ void sop_rmsnorm_wide(const sop_rmsnorm_desc d, const T *x, const T *r,
-                                        const float *w, const int32_t *live, T *r_out, T *y)
+template <typename X, typename R, typename Y, int REP>
+static __global__ void sop_rmsnorm_wide(const sop_rmsnorm_desc d, const X *x, const R *r,
+                                        const float *w, const int32_t *live, R *r_out, Y *y)
 {
-    enum { N = wide<T>::N };
+    enum { N = wide<Y>::N }; /* y is never the wider one */
     __shared__ float shared[32];
     const int64_t t = blockIdx.x, h = blockIdx.y;
     float s[REP][N], sum = 0;
