@@ -16,8 +16,9 @@
  *   the same class when that is not finite; a reference row may only round
  * - every other byte of an output stays as it was: gaps of strides, rows past live, what a PARTIAL
  *   output does not address; a whole output is addressed when live is absent
- * - inputs, and 64 bytes before and after every operand and the scratch, stay as they were; gaps and
- *   scratch hold NaN before the run, so that what reads them shows
+ * - inputs, and 64 bytes before and after every operand and the scratch, stay as they were; gaps,
+ *   scratch and outputs hold NaN before the run, of kinds that differ, so that what reads them, copies
+ *   them or leaves them shows
  * - 1, 2 and 3 threads give the same bits; with SOP_ROW_INVARIANT, so do more live rows
  *
  * Live rows are counted along the first extent of the INDEX operands, the least of them, or of

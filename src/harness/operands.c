@@ -8,10 +8,23 @@
 #include "core/op.h"
 #include "harness/harness.h"
 
-void sop_poison(void *data, size_t bytes)
+void sop_poison(void *data, size_t bytes, int32_t poison)
 {
     unsigned char *p = data;
-    for (size_t i = 0; i < bytes; i++) p[i] = (unsigned char)(SOP_POISON >> 8 * (i & 1));
+    for (size_t i = 0; i < bytes; i++) p[i] = (unsigned char)(poison >> 8 * (i & 1));
+}
+
+uint64_t sop_unwritten(int32_t dtype)
+{
+    switch (dtype) {
+    case SOP_F16: return 0x7d96;
+    case SOP_BF16: return 0x7f96;
+    case SOP_F32: return 0x7f967d96;
+    case SOP_F64: return 0x7ff67f967d967d96;
+    case SOP_I32: return 0x96967d96;
+    case SOP_I64: return 0x969696967d967d96;
+    default: return 0x80;
+    }
 }
 
 /* Blocks of dimension d. */
