@@ -63,6 +63,7 @@ static const struct trial trials[] = {
     {"uniform, nothing optional", SOP_FAMILY_UNIFORM, 0, LIVE_ABSENT, 0, 0},
     {"normal, none live", SOP_FAMILY_NORMAL, 1, LIVE_NONE, 0, 0},
     {"uniform, half live, in place", SOP_FAMILY_UNIFORM, 1, LIVE_HALF, 0, 1},
+    {"far from zero", SOP_FAMILY_FAR, 1, LIVE_ABSENT, 0, 0},
 };
 
 static const double large_flops = 3e7;

@@ -8,9 +8,9 @@
 /* ---- right ----
  *
  * A row runs at one desc in several trials, each with another family of values (uniform, normal,
- * outliers, near-cancelling), with and without its optional operands, with live absent, about half
- * and 0, aligned to 64 bytes and (types of 2 bytes and more) to one element only, apart and in place.
- * In each:
+ * outliers, near-cancelling, far from zero), with and without its optional operands, with live absent,
+ * about half and 0, aligned to 64 bytes and (types of 2 bytes and more) to one element only, apart and
+ * in place. In each:
  *
  * - every element that the reference addresses is within the op's bound of the float64 value, or of
  *   the same class when that is not finite; a reference row may only round

@@ -67,6 +67,7 @@ static double value(sop_family family, uint64_t *state, double before, int64_t i
     switch (family) {
     case SOP_FAMILY_UNIFORM: return uniform(state);
     case SOP_FAMILY_NORMAL: return normal(state);
+    case SOP_FAMILY_FAR: return 1000 + uniform(state);
     case SOP_FAMILY_OUTLIERS: {
         const double v = normal(state) * (sop_random(state) % 64 ? 1 : 300);
         return v > 1000 ? 1000 : v < -1000 ? -1000 : v;

@@ -21,10 +21,11 @@ int64_t sop_view_at(const sop_tensor *v, int64_t i);
 
 /* Families of values: each hides other faults, so a row must be right on all. */
 typedef enum sop_family {
-    SOP_FAMILY_UNIFORM,   /* [0, 1): nothing cancels, a dropped term shows little */
-    SOP_FAMILY_NORMAL,    /* mean 0, deviation 1 */
-    SOP_FAMILY_OUTLIERS,  /* normal, 1 of 64 times 300, cut off at 1000 */
-    SOP_FAMILY_CANCELLING /* neighbours are negatives of each other up to 1e-3 */
+    SOP_FAMILY_UNIFORM,    /* [0, 1): nothing cancels, a dropped term shows little */
+    SOP_FAMILY_NORMAL,     /* mean 0, deviation 1 */
+    SOP_FAMILY_OUTLIERS,   /* normal, 1 of 64 times 300, cut off at 1000 */
+    SOP_FAMILY_CANCELLING, /* neighbours are negatives of each other up to 1e-3 */
+    SOP_FAMILY_FAR         /* [1000, 1001): what matters is a small part of each value */
 } sop_family;
 
 /* Fill the view's elements; gaps stay. Block formats get random valid blocks: finite scales near
