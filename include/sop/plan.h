@@ -111,16 +111,7 @@ SOP_API SOP_MUST_USE sop_status sop_plan_run(const sop_plan *plan, sop_queue *qu
     { \
         return sop_plan_create(p, sop_op_find(#op), desc, out); \
     }
-SOP_PLAN_HELPER(embed)
-SOP_PLAN_HELPER(rmsnorm)
-SOP_PLAN_HELPER(linear)
-SOP_PLAN_HELPER(rope)
-SOP_PLAN_HELPER(kv_append)
-SOP_PLAN_HELPER(attention)
-SOP_PLAN_HELPER(gated)
-SOP_PLAN_HELPER(add)
-SOP_PLAN_HELPER(softmax)
-SOP_PLAN_HELPER(sample)
+SOP_OP_MAP(SOP_PLAN_HELPER)
 #undef SOP_PLAN_HELPER
 
 #ifdef __cplusplus
