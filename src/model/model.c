@@ -96,9 +96,11 @@ static sop_status find_arch(const sop_file *f, const sop_arch **out)
             return SOP_OK;
         }
     }
-    return sop_fail(SOP_E_UNSUPPORTED,
-                    "architecture \"%s\", superop has qwen2, qwen3, llama, mistral and gemma3",
-                    name);
+    char known[256] = "";
+    for (size_t i = 0, at = 0; i < sizeof archs / sizeof *archs && at < sizeof known; i++)
+        at +=
+            (size_t)snprintf(known + at, sizeof known - at, "%s%s", i ? ", " : "", archs[i]->name);
+    return sop_fail(SOP_E_UNSUPPORTED, "architecture \"%s\", superop has %s", name, known);
 }
 
 /* The vocabulary is what the embedding table has rows for. */
