@@ -363,12 +363,11 @@ static const char *refusal(sop_planner *p, const sop_op *op, const sop_row *row,
                                                 : NULL;
 }
 
-/* The candidates in order: the added ones, newest first, then the built-in. */
-static const sop_row *candidate(const sop_planner *p, const sop_op *op, int32_t i)
+const sop_row *sop_planner_row(const sop_planner *p, const sop_op *op, int32_t i)
 {
     for (int32_t k = p->n_added; k-- > 0;)
         if (p->added[k].op == op && i-- == 0) return p->added[k].row;
-    return i < op->n_rows ? &op->rows[i] : NULL;
+    return op && i < op->n_rows ? &op->rows[i] : NULL;
 }
 
 static sop_status choose(sop_planner *p, const sop_op *op, const void *desc, uint32_t bound,
@@ -381,7 +380,7 @@ static sop_status choose(sop_planner *p, const sop_op *op, const void *desc, uin
     sop_choice c;
     if (timed) sop_desc_print(op, desc, text, sizeof text);
     *out = (sop_choice){0};
-    for (int32_t i = 0; (row = candidate(p, op, i)) != NULL; i++) {
+    for (int32_t i = 0; (row = sop_planner_row(p, op, i)) != NULL; i++) {
         const char *why = refusal(p, op, row, desc, bound, budget, &c);
         if (why) {
             if (skip) skip(ctx, row, why);
