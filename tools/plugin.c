@@ -34,7 +34,7 @@ void cli_rows_close(void)
 
 const sop_row *cli_row(const sop_op *op, int i)
 {
-    return sop_planner_row(planner, op, i);
+    return op ? sop_planner_row(planner, op, i) : sop_planner_span_row(planner, i);
 }
 
 bool cli_row_is_added(const sop_op *op, const sop_row *row)
