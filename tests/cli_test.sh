@@ -52,6 +52,35 @@ check "a pipe gets no bar and no colours" silent "$superop" check rmsnorm
 check "a missing file is said with its name" says 3 "'/no/such.gguf'" "$superop" info /no/such.gguf
 check "a model that is not pulled says how" says 3 "superop pull gemma3-270m" \
     env XDG_CACHE_HOME="$tmp" "$superop" info gemma3-270m
+plugin() { # NAME [SED COMMAND...]: tests/plugins/vendor.c, changed
+    from=$(dirname "$(realpath "$0")") name=$1
+    shift
+    sed "$@" "$from/plugins/vendor.c" >"$tmp/$name.c"
+    ${CC:-cc} -shared -fPIC -I "$from/../include" "$tmp/$name.c" -o "$tmp/$name.so"
+}
+plugin right -e ''
+plugin wrong -e 's/a\[i\] + b\[i\]/a[i] - b[i]/'
+plugin calls -e 's/= call->desc;/&\n    if (sop_workers(call->queue) < 1) return SOP_E_DEVICE;/'
+plugin gates -e 's/{"add"}/{"gated"}/' -e '/return d->a_dtype/s/.*/    return d ? "the vendor does no gates" : NULL;/'
+plugin spans -e 's/{"add"}/{NULL}/' -e 's/\.refuse = refuse,/.span = ops_of_span,/' \
+    -e 's/^static const sop_row/static const char *const ops_of_span[] = {"rmsnorm", "linear", NULL};\n&/' \
+    -e '/refuse(const void/s/static/__attribute__((unused)) static/'
+check "a plug-in's variants are checked" prints "1 passed, 0 failed" \
+    "$superop" check add tokens=3 dim=7 --variant vendor:add_f32 --plugin "$tmp/right.so"
+check "a plug-in alone is checked on all cases" prints "vendor:add_f32                 8 passed" \
+    "$superop" check --plugin "$tmp/right.so"
+here() { (cd "$tmp" && "$superop" check --plugin right.so) && ! grep -q add_ref "$tmp/log"; }
+check "a plug-in lies where one stands, and brings no other variant" here
+fails() { "$superop" check add --plugin "$tmp/wrong.so" >"$tmp/out"; [ $? = 1 ] &&
+    grep -q '^FAILED vendor:add_f32 at .*must be' "$tmp/out" && grep -q '^add_ref .* passed, worst' "$tmp/out"; }
+check "a plug-in that is wrong is found out, alone" fails
+check "a plug-in may call the library" prints " 0 failed" "$superop" check --plugin "$tmp/calls.so"
+check "a plug-in's span is a skip" prints "0 passed, 0 failed, 1 skipped" \
+    "$superop" check --plugin "$tmp/spans.so"
+check "a plug-in is timed beside the library" prints "vendor:add_f32" \
+    "$superop" bench add tokens=3 dim=77 --seconds 0.05 --plugin "$tmp/right.so"
+check "a plug-in that is not there is said" says 3 "/no/such.so" \
+    "$superop" bench add tokens=3 dim=77 --plugin /no/such.so
 tiny=$(dirname "$(realpath "$0")")/data/tiny/llama/model.gguf
 ask="$superop run -m $tiny --raw -p"
 check "a model answers" prints "$("$superop" detokenize -m "$tiny" 200)" $ask "the dog" -n 1
@@ -69,6 +98,8 @@ back() { [ "$(printf '%s' "$1" | "$superop" tokenize -m "$tiny" | "$superop" det
 check "text goes to ids and back" back "Grüße, 世界 🙂  x"
 check "special text is text unless asked" sh -c "[ \$($superop tokenize -m $tiny -- '<|x|>' | wc -w) -gt 1 ]"
 check "explain names a variant for each module" prints "linear_" "$superop" explain -m "$tiny"
+check "explain tries a plug-in's variants" prints "not vendor:add_f32: the vendor does no gates" \
+    "$superop" explain -m "$tiny" --plugin "$tmp/gates.so"
 check "a longer length flips the path" prints "ring asks for" \
     "$superop" explain -m "$tiny" --length 70000
 shape=synth:$(dirname "$tiny")/hf/config.json

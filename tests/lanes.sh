@@ -32,6 +32,7 @@ lane_format() { git ls-files '*.c' '*.h' | xargs clang-format --dry-run -Werror;
 lane_layers() { tests/layers.sh; }
 lane_headers() { tests/headers.sh; }
 lane_dev() { build dev && run_ctest dev; }
+lane_tidy() { cmake --preset dev && tests/tidy.sh; } # the files that changed
 lane_clang() { build clang; }
 lane_install() { build release && tests/install_test.sh build/release; }
 lane_asan() { build asan && run_ctest asan -E "^bench_test$"; } # times mean nothing there
@@ -87,7 +88,7 @@ lane_models() { # real models, right to the token; a model that cannot be pulled
 lane_readme() { make -s && tests/readme.sh; }
 
 # The seconds that each takes on two cores, from nothing.
-lanes="format:5 layers:1 headers:15 dev:120 clang:60 install:60 models:240 readme:30 asan:240 tsan:120 fuzz:120"
+lanes="format:5 layers:1 headers:15 dev:120 tidy:60 clang:60 install:60 models:240 readme:30 asan:240 tsan:120 fuzz:120"
 
 passed=0 failed=0 skipped=0
 finish() { # LANE SECONDS LINE

@@ -189,8 +189,9 @@ static int bench_shape(sop_device *d, const sop_op *op, int n_args, char **args)
     int32_t n = 0;
     const int code = cli_desc(op, n_args, args, &desc);
     if (code) return code;
-    for (int i = 0; i < op->n_rows && n < MOST_ROWS; i++)
-        if (!o_variant || strcmp(op->rows[i].name, o_variant) == 0) rows[n++] = &op->rows[i];
+    const sop_row *row;
+    for (int i = 0; (row = cli_row(op, i)) != NULL && n < MOST_ROWS; i++)
+        if (!o_variant || strcmp(row->name, o_variant) == 0) rows[n++] = row;
     const sop_status s = sop_bench(d, op, rows, n, desc, o_seconds, results);
     sop_desc_print(op, desc, shape, sizeof shape);
     free(desc);
@@ -220,6 +221,7 @@ static int bench_op(const sop_op *op, int n_args, char **args)
     else if (!o_json)
         printf("this machine: reads %.1f GB/s, %.0f GFLOP/s f32, %.0f Gop/s int8\n",
                c.read_bytes_s / 1e9, c.f32_flops_s / 1e9, c.i8_ops_s / 1e9);
+    if (!code) code = cli_rows_open(d);
     if (!code && n_args) code = bench_shape(d, op, n_args, args);
     cli_progress_start(&progress, "bench");
     for (int i = 0; !n_args && i < n_cases && !code; i++) {
@@ -230,6 +232,7 @@ static int bench_op(const sop_op *op, int n_args, char **args)
         cli_progress_end(&progress);
         free(text);
     }
+    cli_rows_close();
     sop_device_destroy(d);
     return code;
 }
@@ -273,6 +276,7 @@ const cli_verb verb_bench = {
     .most = -1,
     .examples = "  superop bench linear m=1 n=4608 k=3584 w=bf16\n"
                 "  superop bench rmsnorm\n"
+                "  superop bench add tokens=1 dim=4096 --plugin ours.so\n"
                 "  superop bench -m smollm2-135m --prefill 512 --decode 128 -r 5\n"
                 "  superop bench -m synth:qwen2-7b --device cuda\n"
                 "  superop bench --workload field --device cuda --chunk 16384\n",

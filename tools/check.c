@@ -8,6 +8,7 @@
 static bool o_all;
 static const char *o_variant;
 static int32_t o_device;
+static bool only_plugin; /* nothing but --plugin says what to check */
 
 static int passed, failed, skipped;
 
@@ -45,14 +46,16 @@ static void print_tally(const sop_row *row, const row_tally *t)
     passed += t->passed, failed += t->failed, skipped += t->skipped;
 }
 
-/* The rows of an op that --variant asks for, or all of the device. */
+/* The rows of an op that --variant asks for, or the plug-in's, or all of the device. */
 static int chosen_rows(const sop_op *op, const sop_row **rows)
 {
+    const sop_row *row;
     int n = 0;
-    for (int i = 0; i < op->n_rows && n < MOST_ROWS; i++)
-        if (o_variant ? strcmp(op->rows[i].name, o_variant) == 0
-                      : op->rows[i].device == cli_device_kind(o_device))
-            rows[n++] = &op->rows[i];
+    for (int i = 0; (row = cli_row(op, i)) != NULL && n < MOST_ROWS; i++)
+        if (o_variant     ? strcmp(row->name, o_variant) == 0
+            : only_plugin ? cli_row_is_added(op, row)
+                          : row->device == cli_device_kind(o_device))
+            rows[n++] = row;
     return n;
 }
 
@@ -97,10 +100,11 @@ static int check_op(sop_checker *c, const sop_op *op, int n_args, char **args)
 static int op_of_variant(const sop_op **out)
 {
     const char *names[512];
+    const sop_row *row;
     int n = 0;
     for (const sop_op *const *op = sop_ops(); *op; op++)
-        for (int i = 0; i < (*op)->n_rows && n < CLI_N(names); i++) {
-            names[n++] = (*op)->rows[i].name;
+        for (int i = 0; (row = cli_row(*op, i)) != NULL && n < CLI_N(names); i++) {
+            names[n++] = row->name;
             if (strcmp(names[n - 1], o_variant) == 0) {
                 *out = *op;
                 return CLI_OK;
@@ -109,31 +113,48 @@ static int op_of_variant(const sop_op **out)
     return cli_unknown("variant", o_variant, names, n);
 }
 
+/* What the plug-in has beside rows of operators. */
+static void skip_spans(void)
+{
+    const sop_row *row;
+    for (int i = 0; (row = cli_row(NULL, i)) != NULL; i++) {
+        printf("%-28s not checked: it covers several operators\n", row->name);
+        skipped++;
+    }
+}
+
+/* The operator that args and --variant name; *one NULL: all. */
+static int chosen_op(int n, char **args, const sop_op **one)
+{
+    const sop_op *of_variant = NULL;
+    int code = n ? cli_op(args[0], one) : CLI_OK;
+    if (!code && o_variant) code = op_of_variant(&of_variant);
+    if (!code && *one && of_variant && *one != of_variant)
+        code = cli_fail(CLI_USAGE, "%s is a variant of %s, not of %s", o_variant, of_variant->name,
+                        (*one)->name);
+    if (!*one) *one = of_variant;
+    return code;
+}
+
 static int check_run(int n, char **args)
 {
-    const sop_op *one = NULL, *of_variant = NULL;
+    const sop_op *one = NULL;
     sop_checker *c = NULL;
-    int code = CLI_OK;
-    if (n && o_all) return cli_fail(CLI_USAGE, "--all and %s: give one of them", args[0]);
-    if (!n && !o_all && !o_variant)
-        return cli_fail(CLI_USAGE, "give an operator (superop ops lists them) or --all");
-    if (n) code = cli_op(args[0], &one);
-    if (!code && o_variant) code = op_of_variant(&of_variant);
-    if (!code && one && of_variant && one != of_variant)
-        code = cli_fail(CLI_USAGE, "%s is a variant of %s, not of %s", o_variant, of_variant->name,
-                        one->name);
-    if (code) return code;
-    if (!one) one = of_variant;
     sop_device *other = NULL;
+    if (n && o_all) return cli_fail(CLI_USAGE, "--all and %s: give one of them", args[0]);
+    if (!n && !o_all && !o_variant && !cli_plugin)
+        return cli_fail(CLI_USAGE,
+                        "give an operator (superop ops lists them), --plugin FILE or --all");
+    only_plugin = !n && !o_all;
     sop_status s = cli_device(o_device, &other);
     if (s == SOP_OK) s = other ? sop_checker_create_on(other, &c) : sop_checker_create(&c);
-    if (s != SOP_OK) {
-        sop_device_destroy(other);
-        return cli_status(s);
-    }
+    int code = s == SOP_OK ? cli_rows_open(other) : cli_status(s);
+    if (!code) code = chosen_op(n, args, &one);
     for (const sop_op *const *op = sop_ops(); *op && !code; op++)
         if (!one || *op == one) code = check_op(c, *op, n ? n - 1 : 0, args + 1);
+    if (!code && !one) skip_spans();
     sop_checker_destroy(c);
+    cli_rows_close();
     sop_device_destroy(other);
     if (code) return code;
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
@@ -144,6 +165,7 @@ static const cli_option options[] = {
     {"all", 'a', CLI_FLAG, &o_all, NULL, .help = "every operator"},
     {"variant", 'v', CLI_TEXT, &o_variant, "NAME", .help = "this variant only"},
     {"device", 0, CLI_WORD, &o_device, CLI_DEVICES, .help = "whose variants (cpu)"},
+    CLI_PLUGIN,
 };
 
 const cli_verb verb_check = {
@@ -157,9 +179,11 @@ const cli_verb verb_check = {
     .examples = "  superop check --all\n"
                 "  superop check rmsnorm\n"
                 "  superop check rmsnorm tokens=3 dim=100 x_stride=128\n"
-                "  superop check --variant rmsnorm_f32_avx2\n",
+                "  superop check --variant rmsnorm_f32_avx2\n"
+                "  superop check --plugin ours.so\n",
     .more =
-        "Without KEY=VALUE, an operator's own cases are checked. SOP_CPU_MASK=0 in the environment\n"
-        "hides all special instructions, 1 all but AVX2.\n",
+        "Without KEY=VALUE, an operator's own cases are checked; without an operator, the variants of\n"
+        "--plugin alone. SOP_CPU_MASK=0 in the environment hides all special instructions, 1 all but\n"
+        "AVX2.\n",
     .run = check_run,
 };

@@ -12,6 +12,8 @@
 
 static const char *verb_name = "";
 
+#undef cli_fail
+#undef cli_status
 int cli_fail(int code, const char *fmt, ...)
 {
     va_list ap;

@@ -12,7 +12,7 @@
 
 #include <jansson.h>
 
-#include "sop/device.h"
+#include "sop/plan.h"
 #include "sop/tokenizer.h"
 #include "sop/variant.h"
 
@@ -65,6 +65,10 @@ int cli_run(const cli_verb *verb, int argc, char **argv);
 __attribute__((format(printf, 2, 3))) int cli_fail(int code, const char *fmt, ...);
 /* The library's last sentence; the exit code that fits the status. */
 int cli_status(sop_status s);
+#ifdef __clang_analyzer__ /* it sees one file at a time: here it learns that no failure is CLI_OK */
+#define cli_fail(code, ...) ((void)cli_fail(code, __VA_ARGS__), (code))
+#define cli_status(s) ((void)cli_status(s), CLI_FAILED)
+#endif
 /* No such thing: names the nearest of n candidates, if one is near. Returns CLI_USAGE. */
 int cli_unknown(const char *what, const char *given, const char *const *known, int n);
 
@@ -78,6 +82,22 @@ int cli_desc(const sop_op *op, int n, char **args, void **desc);
 #define CLI_DEVICES "cpu|cuda"
 int32_t cli_device_kind(int32_t word);
 sop_status cli_device(int32_t word, sop_device **out);
+
+/* plugin.c: --plugin FILE, rows from outside beside those of the library. */
+#define CLI_PLUGIN \
+    { \
+        "plugin", 0, CLI_TEXT, &cli_plugin, "FILE", \
+            .help = "a shared object whose variants take part" \
+    }
+extern const char *cli_plugin; /* NULL: none */
+sop_status cli_plugin_load(sop_planner *p);
+/* The rows of operators on a device (NULL: the CPU) that outlives them, the plug-in's first; closed in
+ * any case. Returns an exit code. */
+int cli_rows_open(sop_device *d);
+void cli_rows_close(void);
+/* Row i of an op, NULL past the last; of op NULL: the plug-in's spans. */
+const sop_row *cli_row(const sop_op *op, int i);
+bool cli_row_is_added(const sop_op *op, const sop_row *row);
 
 /* A file (or "-", standard input) whole and zero-terminated; *out is the caller's to free. Returns an
  * exit code. */

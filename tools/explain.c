@@ -142,9 +142,9 @@ const cli_verb verb_explain = {
     .args = "",
     .options = options,
     .n_options = CLI_N(options),
-    .examples =
-        "  superop explain -m smollm2-135m --tokens 1 --batch 1\n"
-        "  superop explain -m smollm2-135m --tokens 512 --batch 4\n"
-        "  superop explain -m smollm2-135m --tokens 1 --length 70000 --config engine.yaml\n",
+    .examples = "  superop explain -m smollm2-135m --tokens 1 --batch 1\n"
+                "  superop explain -m smollm2-135m --tokens 512 --batch 4\n"
+                "  superop explain -m smollm2-135m --tokens 1 --length 70000 --config engine.yaml\n"
+                "  superop explain -m smollm2-135m --plugin ours.so\n",
     .run = explain_run,
 };

@@ -32,6 +32,7 @@ int loaded_open(loaded *m, const sop_limits *limits)
     if (!sizes.ctx) sizes.ctx = config.ctx;
     if (s == SOP_OK) s = cli_device(loaded_device, &m->device);
     if (s == SOP_OK) s = sop_runtime_create(&config, m->device, NULL, &m->runtime);
+    if (s == SOP_OK) s = cli_plugin_load(sop_runtime_planner(m->runtime));
     if (s == SOP_OK) s = sop_model_open(m->runtime, path, &m->model);
     if (s == SOP_OK && !sop_synth_is(path)) s = sop_tokenizer_open(path, &m->tokenizer);
     if (s == SOP_OK) s = sop_model_super(m->model, &sizes, &m->super);

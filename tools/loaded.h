@@ -41,7 +41,8 @@ extern int32_t loaded_kv, loaded_device, loaded_numerics;
     {"kv", 0, CLI_WORD, &loaded_kv, "f16|f32", .help = "type of keys and values (f16)"}, \
     {"device", 0, CLI_WORD, &loaded_device, CLI_DEVICES, .help = "where it runs (cpu)"}, \
     {"numerics", 0, CLI_WORD, &loaded_numerics, "fast|exact|invariant", \
-     .help = "exact: float32 activations; invariant: the same in any batch (fast)"}
+     .help = "exact: float32 activations; invariant: the same in any batch (fast)"}, \
+    CLI_PLUGIN
 /* clang-format on */
 
 #endif

@@ -141,9 +141,8 @@ static int generate(loaded *m, const int32_t *ids, int64_t n_ids, reply *r)
     if (!r->ids || !piece || (o_logprobs && !logits))
         code = cli_fail(CLI_FAILED, "out of memory for %lld tokens", (long long)r->cap);
     const double start = sop_now_s();
-    double now = start;
     if (!code) code = feed(m, ids, n_ids, 0, &next, logits);
-    now = sop_now_s();
+    double now = sop_now_s();
     r->prompt_s = now - start;
     while (!code && !interrupted && r->n < r->cap) {
         r->ids[r->n++] = next;
@@ -343,6 +342,7 @@ static int turn(loaded *m, talk *t)
         else
             t->held = grown;
         for (int64_t i = 0; i < t->n_held && !code; i++)
+            /* NOLINTNEXTLINE(clang-analyzer-core.uninitialized.Assign): as many as were fed */
             t->held[i] = i < (int64_t)n ? ids[i] : r.ids[i - (int64_t)n];
     }
     if (!code) {
@@ -380,7 +380,10 @@ static int chat(loaded *m, const char *first, size_t first_bytes)
         interrupted = 0;
     }
     if (person) fputc('\n', stderr);
-    for (size_t i = 0; i < t.n; i++) free((char *)(uintptr_t)t.messages[i].content);
+    for (size_t i = 0; i < t.n; i++) { /* a message is read alone, but it is ours */
+        /* NOLINTNEXTLINE(performance-no-int-to-ptr) */
+        free((char *)(uintptr_t)t.messages[i].content);
+    }
     free(t.messages);
     free(t.held);
     free(line);

@@ -15,7 +15,7 @@ static json_t *json_pieces(const sop_tokenizer *t, const int32_t *ids, size_t n)
         size_t bytes = 0;
         const char *piece = sop_tokenizer_piece(t, ids[i], true, &bytes);
         json_t *text = piece ? json_stringn(piece, bytes) : json_string("");
-        if (!text) {
+        if (piece && !text) {
             char hex[3 * 64 + 1] = "", *end = hex;
             for (size_t k = 0; k < bytes && k < 64; k++)
                 end += sprintf(end, "<%02X>", (unsigned char)piece[k]);

@@ -229,6 +229,21 @@ typedef struct sop_finite_desc {
 } sop_finite_desc;
 enum { SOP_FINITE_X, SOP_FINITE_LIVE, SOP_FINITE_COUNT, SOP_FINITE_ROLES };
 
+/** Every operator, in the order of a step: X(name), with sop_name_desc above. The lists of the library
+ * and the helpers of sop/plan.h follow from it. */
+#define SOP_OP_MAP(X) \
+    X(embed) \
+    X(rope) \
+    X(kv_append) \
+    X(attention) \
+    X(linear) \
+    X(rmsnorm) \
+    X(gated) \
+    X(add) \
+    X(softmax) \
+    X(sample) \
+    X(finite)
+
 #ifdef __cplusplus
 }
 #endif

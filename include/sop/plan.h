@@ -29,14 +29,16 @@ SOP_API void sop_planner_destroy(sop_planner *p);
 SOP_API SOP_MUST_USE sop_status sop_planner_add(sop_planner *p, const char *op, const sop_row *row);
 SOP_API SOP_MUST_USE sop_status sop_planner_remove(sop_planner *p, const sop_row *row);
 
-/** A shared object with rows exports this. */
+/** A shared object with rows exports one of these:
+ *
+ *     SOP_API const sop_plugin sop_plugin_rows = {sizeof(sop_plugin), ops, rows, n}; */
 typedef struct sop_plugin {
     uint32_t size;         /* sizeof(sop_plugin) */
     const char *const *op; /* [n]: the op of each row, NULL for a span */
     const sop_row *rows;   /* [n] */
     int32_t n;
 } sop_plugin;
-#define SOP_PLUGIN_SYMBOL "sop_plugin"
+#define SOP_PLUGIN_SYMBOL "sop_plugin_rows"
 
 /** Load the rows of a shared object. SOP_E_NOT_FOUND with the loader's words when it is not there:
  * then the planner is as it was. */
@@ -109,16 +111,7 @@ SOP_API SOP_MUST_USE sop_status sop_plan_run(const sop_plan *plan, sop_queue *qu
     { \
         return sop_plan_create(p, sop_op_find(#op), desc, out); \
     }
-SOP_PLAN_HELPER(embed)
-SOP_PLAN_HELPER(rmsnorm)
-SOP_PLAN_HELPER(linear)
-SOP_PLAN_HELPER(rope)
-SOP_PLAN_HELPER(kv_append)
-SOP_PLAN_HELPER(attention)
-SOP_PLAN_HELPER(gated)
-SOP_PLAN_HELPER(add)
-SOP_PLAN_HELPER(softmax)
-SOP_PLAN_HELPER(sample)
+SOP_OP_MAP(SOP_PLAN_HELPER)
 #undef SOP_PLAN_HELPER
 
 #ifdef __cplusplus

@@ -21,6 +21,7 @@ const char *sop_last_error(void)
     return last_error;
 }
 
+#undef sop_fail
 sop_status sop_fail(sop_status s, const char *fmt, ...)
 {
     va_list ap;

@@ -60,7 +60,7 @@ static sop_status cpu_reserve(sop_device *d, size_t bytes, void **out)
         return sop_fail(SOP_E_NOMEM, "cpu: %zu bytes could not be reserved", bytes);
     }
     /* Give back what stands before and after the aligned piece. */
-    char *from = p, *at = (char *)(((uintptr_t)p + two - 1) & ~(uintptr_t)(two - 1));
+    char *from = p, *at = from + (-(uintptr_t)p & (two - 1));
     if (at > from) (void)munmap(from, (size_t)(at - from));
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char *end = at + ((bytes + page - 1) & ~(page - 1));

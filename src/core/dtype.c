@@ -23,6 +23,7 @@ int32_t sop_dtype_of(const char *text)
     return -1;
 }
 
+/* NOLINTBEGIN(bugprone-branch-clone): lists */
 int64_t sop_dtype_block(int32_t dtype)
 {
     switch (dtype) {
@@ -44,6 +45,7 @@ size_t sop_dtype_bytes(int32_t dtype)
     }
     return 0;
 }
+/* NOLINTEND(bugprone-branch-clone) */
 
 size_t sop_dtype_row_bytes(int32_t dtype, int64_t n)
 {

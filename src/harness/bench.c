@@ -28,6 +28,7 @@ struct sets {
 struct lane {
     const sop_row *row;
     const struct sets *sets;
+    sop_bench_result *result;
     int64_t next; /* set */
     sop_call call;
     sop_split split;
@@ -214,9 +215,9 @@ static sop_status race(struct lane *lanes, int32_t n, double seconds)
 
 /* ---- the report ---- */
 
-static void report(struct lane *l, const sop_cost *cost, const sop_ceilings *top,
-                   sop_bench_result *r)
+static void report(struct lane *l, const sop_cost *cost, const sop_ceilings *top)
 {
+    sop_bench_result *r = l->result;
     const double bytes = cost->read_bytes + cost->write_bytes;
     const int32_t i8 = (l->row->traits & SOP_ROW_QUANT_X) != 0;
     const double read_s = bytes / top->read_bytes_s;
@@ -281,6 +282,7 @@ sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows
         if (why) continue;
         struct lane *l = &lanes[n++];
         l->row = rows[i];
+        l->result = &results[i];
         status = sets_for(sets, d, op, desc, rows[i], &l->sets);
         if (status == SOP_OK) status = lane_init(l, d, op, desc);
     }
@@ -288,8 +290,7 @@ sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows
     for (int32_t i = 0; i < n && status == SOP_OK; i++)
         status = warm_up(&lanes[i], 0.3 * seconds / n);
     if (status == SOP_OK) status = race(lanes, n, seconds - (sop_now_s() - from));
-    for (int32_t i = 0, k = 0; i < n_rows && status == SOP_OK; i++)
-        if (!results[i].why[0]) report(&lanes[k++], &cost, &top, &results[i]);
+    for (int32_t i = 0; i < n && status == SOP_OK; i++) report(&lanes[i], &cost, &top);
 
     for (int32_t i = 0; i < n; i++) lane_finish(&lanes[i], d);
     free(lanes);

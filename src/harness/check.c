@@ -63,6 +63,7 @@ static const struct trial trials[] = {
     {"uniform, nothing optional", SOP_FAMILY_UNIFORM, 0, LIVE_ABSENT, 0, 0},
     {"normal, none live", SOP_FAMILY_NORMAL, 1, LIVE_NONE, 0, 0},
     {"uniform, half live, in place", SOP_FAMILY_UNIFORM, 1, LIVE_HALF, 0, 1},
+    {"far from zero", SOP_FAMILY_FAR, 1, LIVE_ABSENT, 0, 0},
 };
 
 static const double large_flops = 3e7;
@@ -71,6 +72,7 @@ static const double large_flops = 3e7;
 struct guarded {
     unsigned char *base, *data;
     size_t bytes, shift;
+    int32_t poison; /* what the canaries hold */
 };
 
 struct operand {
@@ -99,24 +101,29 @@ struct setup {
 
 /* ---- memory ---- */
 
-static sop_status guarded_new(struct guarded *g, size_t bytes, size_t shift)
+static size_t whole(const struct guarded *g)
+{
+    return CANARY + g->shift + g->bytes + CANARY;
+}
+
+static sop_status guarded_new(struct guarded *g, size_t bytes, size_t shift, int32_t poison)
 {
     void *base;
     const size_t all = CANARY + shift + bytes + CANARY;
     if (posix_memalign(&base, 64, all ? all : 1) != 0)
         return sop_fail(SOP_E_NOMEM, "check: an operand of %zu bytes", bytes);
-    *g = (struct guarded){base, (unsigned char *)base + CANARY + shift, bytes, shift};
-    sop_poison(base, all);
+    *g = (struct guarded){base, (unsigned char *)base + CANARY + shift, bytes, shift, poison};
+    sop_poison(base, all, poison);
     return SOP_OK;
 }
 
 /* Whether the bytes around the data are as they were made. */
 static int32_t guarded_intact(const struct guarded *g)
 {
-    const size_t head = CANARY + g->shift, all = head + g->bytes + CANARY;
+    const size_t head = CANARY + g->shift, all = whole(g);
     for (size_t i = 0; i < all; i++) {
         if (i == head) i += g->bytes;
-        if (i < all && g->base[i] != (unsigned char)(SOP_POISON >> 8 * (i & 1))) return 0;
+        if (i < all && g->base[i] != (unsigned char)(g->poison >> 8 * (i & 1))) return 0;
     }
     return 1;
 }
@@ -162,6 +169,14 @@ static int64_t live_most(const struct setup *s)
     return most < 0 ? s->operands[0].view.shape[0] : most;
 }
 
+static void unwrite(struct operand *o)
+{
+    const uint64_t held = sop_unwritten(o->view.dtype);
+    const size_t element = sop_dtype_bytes(o->view.dtype);
+    for (size_t i = 0; element <= sizeof held && i + element <= o->view.bytes; i += element)
+        memcpy(o->mem.data + i, &held, element);
+}
+
 static sop_status operand_new(struct setup *s, int32_t role)
 {
     struct operand *o = &s->operands[role];
@@ -176,8 +191,10 @@ static sop_status operand_new(struct setup *s, int32_t role)
         const size_t element = sop_dtype_bytes(o->view.dtype);
         /* blocks are aligned in files, and bytes may stand for structs */
         const int32_t may = sop_dtype_block(o->view.dtype) == 1 && element > 1;
-        SOP_TRY(guarded_new(&o->mem, o->view.bytes, s->trial->odd && may ? element : 0));
+        SOP_TRY(guarded_new(&o->mem, o->view.bytes, s->trial->odd && may ? element : 0,
+                            o->out ? SOP_POISON_OUT : SOP_POISON));
         o->view.data = o->mem.data;
+        if (o->out) unwrite(o);
         o->before = malloc(o->view.bytes + 1);
         if (!o->before) return sop_fail(SOP_E_NOMEM, "check: a copy of an operand");
     }
@@ -258,6 +275,17 @@ static void put_back(struct setup *s)
             memcpy(s->args[i].data, owner(s, i)->before, s->operands[i].view.bytes);
 }
 
+/* All memory as it was before any run, after one that was at fault: the next row is not to blame. */
+static void mend(struct setup *s)
+{
+    for (int32_t i = 0; i < s->op->n_roles; i++) {
+        const struct operand *o = &s->operands[i];
+        if (!o->mem.base) continue;
+        sop_poison(o->mem.base, whole(&o->mem), o->mem.poison);
+        memcpy(o->mem.data, o->before, o->mem.bytes);
+    }
+}
+
 /* ---- the truth ---- */
 
 static sop_status judge(struct setup *s, uint32_t traits)
@@ -278,7 +306,7 @@ static sop_status judge(struct setup *s, uint32_t traits)
     struct guarded scratch = {0};
     s->checker->device[0]->ops->facts(s->checker->device[0], &facts);
     if (ref->plan) SOP_TRY(ref->plan(s->desc, NULL, &facts, SIZE_MAX, &split));
-    SOP_TRY(guarded_new(&scratch, split.scratch_bytes, 0));
+    SOP_TRY(guarded_new(&scratch, split.scratch_bytes, 0, SOP_POISON));
     const sop_call call = {.size = sizeof call,
                            .n_args = (uint32_t)op->n_roles,
                            .desc = s->desc,
@@ -341,11 +369,10 @@ static double rounding(int32_t dtype, double want)
     return (1 + 0x1p-9) * sop_unit(dtype) * fabs(want) + 1.5 * least_half(dtype);
 }
 
-static int32_t unwritten(const unsigned char *at, size_t bytes)
+static int32_t unwritten(const unsigned char *at, int32_t dtype)
 {
-    for (size_t i = 0; i < bytes; i++)
-        if (at[i] != (unsigned char)(SOP_POISON >> 8 * (i & 1))) return 0;
-    return 1;
+    const uint64_t poison = sop_unwritten(dtype);
+    return dtype != SOP_U8 && memcmp(at, &poison, sop_dtype_bytes(dtype)) == 0;
 }
 
 /* Every addressed element against its value; then all other bytes against what they were. Destroys
@@ -364,7 +391,7 @@ static void compare(struct setup *s, const sop_row *row, int32_t role, sop_check
                                  ? rounding(o->view.dtype, want)
                                  : o->bound[i] + least_half(o->view.dtype);
         const double ratio = ratio_of(got, want, bound, o->view.dtype);
-        if (mem == o && element > 1 && unwritten(data, element))
+        if (mem == o && unwritten(data, o->view.dtype))
             fault(s, r, "%s[%lld] was not written", name, (long long)i);
         if (!(ratio <= r->worst)) {
             r->worst = ratio;
@@ -410,7 +437,7 @@ static sop_status pack(struct setup *s, const sop_row *row, sop_operand *args)
         if (!(s->op->roles[r].flags & SOP_ROLE_WEIGHT) || o->view.ndim == 0) continue;
         const int64_t n = o->view.shape[0], half = n / 2 / 16 * 16;
         const size_t bytes = s->op->packed_bytes(s->desc, r, row->layout);
-        SOP_TRY(guarded_new(&s->packed[r], bytes, 0));
+        SOP_TRY(guarded_new(&s->packed[r], bytes, 0, SOP_POISON));
         /* in two pieces, the later one first: how a loader's threads may do it */
         s->op->pack(s->desc, r, row->layout, o->view.data, s->packed[r].data, half, n);
         s->op->pack(s->desc, r, row->layout, o->view.data, s->packed[r].data, 0, half);
@@ -428,11 +455,6 @@ struct copies {
     } of[SOP_MOST_ROLES + 1];
     int32_t n;
 };
-
-static size_t whole(const struct guarded *g)
-{
-    return CANARY + g->shift + g->bytes + CANARY;
-}
 
 /* Copies of the blocks, each as far from an address that 256 divides as its original. */
 static sop_status copy_in(struct sop_checker *c, const struct guarded *const *blocks, int32_t n,
@@ -511,7 +533,7 @@ static void run_once(struct setup *s, const sop_row *row, const sop_operand *arg
     put_back(s);
     d->ops->facts(d, &facts);
     sop_status status = row->plan ? row->plan(s->desc, NULL, &facts, SIZE_MAX, &split) : SOP_OK;
-    if (status == SOP_OK) status = guarded_new(&scratch, split.scratch_bytes, 0);
+    if (status == SOP_OK) status = guarded_new(&scratch, split.scratch_bytes, 0, SOP_POISON);
     if (status == SOP_OK && row->prepare) status = row->prepare(s->desc, d, &prepared);
     if (status == SOP_OK) {
         sop_call call = {.size = sizeof call,
@@ -555,6 +577,7 @@ static void same_rows(struct setup *s, const sop_row *row, const sop_operand *wi
     memcpy(args, with_live, sizeof args);
     args[s->live_role] = (sop_operand){NULL, 0};
     run_once(s, row, args, 0, r);
+    check_surroundings(s, 0, r);
     for (int32_t i = 0; i < s->op->n_roles; i++) {
         const struct operand *o = &s->operands[i];
         const size_t element = sop_dtype_bytes(o->view.dtype);
@@ -595,6 +618,7 @@ static sop_status check_row(struct setup *s, const sop_row *row, sop_check_resul
         (row->traits & SOP_ROW_INVARIANT))
         same_rows(s, row, args, r);
     for (int32_t i = 0; i < s->op->n_roles; i++) free(s->packed[i].base);
+    if (r->verdict == SOP_CHECK_FAIL) mend(s);
     r->trials++;
     return status;
 }

@@ -8,6 +8,7 @@
 #include "base/test.h"
 #include "core/op.h"
 #include "harness/harness.h"
+#include "harness/operands.h"
 #include "ops/ops.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -22,10 +23,13 @@ static enum plant {
     LEAVES_UNWRITTEN,
     WRITES_PAST_END,
     WRITES_BEFORE,
+    COPIES_PAST_END,
     WRITES_GAP,
+    COPIES_GAP,
     READS_GAP,
     READS_SCRATCH,
     WRITES_PAST_SCRATCH,
+    WRITES_PAST_END_ALL_LIVE,
     HEEDS_THREADS,
     HEEDS_LIVE,
     IGNORES_LIVE,
@@ -33,6 +37,8 @@ static enum plant {
     YIELDS_NAN,
     FAILS
 } planted;
+
+static int halved; /* the run before had some rows live only */
 
 /* rmsnorm, rightly, but for what is planted. */
 static sop_status run(const sop_call *call)
@@ -64,8 +70,12 @@ static sop_status run(const sop_call *call)
     }
     const int64_t end = (d->tokens - 1) * d->y_stride + d->dim;
     if (planted == WRITES_PAST_END) y[end] = 1;
+    if (planted == WRITES_PAST_END_ALL_LIVE && halved && live == d->tokens) y[end] = 1;
+    halved = live < d->tokens;
     if (planted == WRITES_BEFORE) y[-1] = 1;
     if (planted == WRITES_GAP && tokens > 1) y[d->dim] = 1;
+    if (planted == COPIES_GAP && tokens > 1) y[d->dim] = x[d->dim];
+    if (planted == COPIES_PAST_END) y[end] = x[(d->tokens - 1) * d->x_stride + d->dim];
     if (planted == WRITES_PAST_SCRATCH) ((float *)call->scratch)[16] = 1;
     if (planted == CHANGES_INPUT) x[0] += 1;
     if (planted == YIELDS_NAN && tokens) y[0] = NAN;
@@ -138,11 +148,37 @@ static void caught(enum plant plant, const char *words)
     CHECK(good);
 }
 
+static void what_an_unwritten_element_holds_is_no_value_and_no_poison(void)
+{
+    const int32_t floats[] = {SOP_F16, SOP_BF16, SOP_F32, SOP_F64};
+    const int32_t integers[] = {SOP_I8, SOP_I32, SOP_I64};
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
+        const uint64_t held = sop_unwritten(floats[i]);
+        const size_t bytes = sop_dtype_bytes(floats[i]);
+        CHECK(isnan(sop_load(&held, floats[i], 0)));
+        for (int k = 0; k < 4; k++) { /* at an even and an odd address */
+            unsigned char around[16];
+            sop_poison(around, sizeof around, k & 2 ? SOP_POISON : SOP_POISON_OUT);
+            CHECK(memcmp(around + (k & 1), &held, bytes) != 0);
+        }
+    }
+    for (size_t i = 0; i < sizeof integers / sizeof *integers; i++) {
+        const uint64_t held = sop_unwritten(integers[i]);
+        CHECK(sop_load(&held, integers[i], 0) <= -128);
+    }
+    for (int k = 0; k < 2; k++) {
+        uint64_t around;
+        sop_poison(&around, sizeof around, k ? SOP_POISON : SOP_POISON_OUT);
+        for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
+            CHECK(isnan(sop_load(&around, floats[i], 0)));
+    }
+}
+
 static void a_right_row_passes_within_the_bound(void)
 {
     const sop_check_result r = result_of(NOTHING);
     CHECK(r.verdict == SOP_CHECK_PASS);
-    CHECK(r.trials == 6);
+    CHECK(r.trials == 7);
     CHECK(r.worst > 0 && r.worst < 1);
 }
 
@@ -159,6 +195,11 @@ static void an_unwritten_element_is_caught(void)
 static void a_write_to_a_gap_is_caught(void)
 {
     caught(WRITES_GAP, "y changed where nothing is to be written");
+}
+
+static void a_gap_copied_to_a_gap_is_caught(void)
+{
+    caught(COPIES_GAP, "y changed where nothing is to be written");
 }
 
 static void a_read_of_a_gap_shows_as_nan(void)
@@ -211,9 +252,82 @@ static void a_write_before_the_start_is_caught(void)
     caught(WRITES_BEFORE, "wrote outside of y");
 }
 
+static void what_lies_past_an_end_copied_past_another_is_caught(void)
+{
+    caught(COPIES_PAST_END, "wrote outside of y");
+}
+
 static void a_write_past_the_scratch_is_caught(void)
 {
     caught(WRITES_PAST_SCRATCH, "wrote outside of the scratch");
+}
+
+static sop_status run_rightly(const sop_call *call)
+{
+    const enum plant was = planted;
+    planted = NOTHING;
+    const sop_status status = run(call);
+    planted = was;
+    return status;
+}
+
+static void only_the_guilty_row_is_blamed(void)
+{
+    const sop_row guilty = {.size = sizeof guilty,
+                            .name = "rmsnorm_planted",
+                            .traits = SOP_ROW_INVARIANT,
+                            .plan = plan,
+                            .run = run};
+    sop_row innocent = guilty;
+    const sop_row *rows[] = {&guilty, &innocent};
+    const enum plant plants[] = {CHANGES_INPUT, WRITES_PAST_END, WRITES_BEFORE,
+                                 WRITES_PAST_END_ALL_LIVE};
+    sop_rmsnorm_desc desc;
+    sop_checker *c = NULL;
+    innocent.run = run_rightly;
+    CHECK(sop_desc_parse(&sop_op_rmsnorm, "tokens=5 dim=70", &desc) == SOP_OK);
+    CHECK(sop_checker_create(&c) == SOP_OK);
+    for (size_t i = 0; i < (ASAN ? 1 : sizeof plants / sizeof *plants); i++) {
+        sop_check_result r[2];
+        planted = plants[i];
+        CHECK(sop_check(c, &sop_op_rmsnorm, rows, 2, &desc, r) == SOP_OK);
+        CHECK(r[0].verdict == SOP_CHECK_FAIL);
+        if (r[1].verdict != SOP_CHECK_PASS) printf("plant %d: \"%s\"\n", planted, r[1].why);
+        CHECK(r[1].verdict == SOP_CHECK_PASS);
+    }
+    sop_checker_destroy(c);
+}
+
+/* softmax by powers of two: the maximum is taken off after the factor has rounded. */
+static sop_status run_late_maximum(const sop_call *call)
+{
+    const sop_softmax_desc *d = call->desc;
+    const int64_t live = sop_live(call, SOP_SOFTMAX_LIVE, d->tokens);
+    const float log2e = 1.44269504f * d->scale;
+    for (int64_t t = 0; t < live; t++) {
+        const float *x = (const float *)call->args[SOP_SOFTMAX_X].data + t * d->x_stride;
+        float *y = (float *)call->args[SOP_SOFTMAX_Y].data + t * d->y_stride;
+        float most = -INFINITY;
+        double sum = 0;
+        for (int64_t i = 0; i < d->dim; i++) most = fmaxf(most, x[i] * log2e);
+        for (int64_t i = 0; i < d->dim; i++) sum += (double)(y[i] = exp2f(x[i] * log2e - most));
+        for (int64_t i = 0; i < d->dim; i++) y[i] = (float)((double)y[i] / sum);
+    }
+    return SOP_OK;
+}
+
+static void what_is_lost_far_from_zero_is_caught(void)
+{
+    const sop_row row = {.size = sizeof row, .name = "softmax_planted", .run = run_late_maximum};
+    const sop_row *rows[] = {&row};
+    sop_softmax_desc desc;
+    sop_checker *c = NULL;
+    sop_check_result r;
+    CHECK(sop_desc_parse(&sop_op_softmax, "tokens=3 dim=33", &desc) == SOP_OK);
+    CHECK(sop_checker_create(&c) == SOP_OK);
+    CHECK(sop_check(c, &sop_op_softmax, rows, 1, &desc, &r) == SOP_OK);
+    CHECK(r.verdict == SOP_CHECK_FAIL && strncmp(r.why, "far from zero: y[", 17) == 0);
+    sop_checker_destroy(c);
 }
 
 static void rows_of_another_device_run_on_copies(void)
@@ -228,7 +342,7 @@ static void rows_of_another_device_run_on_copies(void)
     ops.copy = other_copy;
     d->ops = &ops;
     const sop_check_result right = result_on(d, NOTHING);
-    CHECK(right.verdict == SOP_CHECK_PASS && right.trials == 6);
+    CHECK(right.verdict == SOP_CHECK_PASS && right.trials == 7);
     CHECK(copied > 0);
     const struct {
         enum plant plant;
@@ -263,10 +377,12 @@ static void a_refusal_is_a_skip_with_its_reason(void)
 
 int main(void)
 {
+    RUN(what_an_unwritten_element_holds_is_no_value_and_no_poison);
     RUN(a_right_row_passes_within_the_bound);
     RUN(a_dropped_term_is_caught);
     RUN(an_unwritten_element_is_caught);
     RUN(a_write_to_a_gap_is_caught);
+    RUN(a_gap_copied_to_a_gap_is_caught);
     RUN(a_read_of_a_gap_shows_as_nan);
     RUN(a_read_of_fresh_scratch_shows_as_nan);
     RUN(a_result_that_heeds_the_threads_is_caught);
@@ -276,12 +392,15 @@ int main(void)
     RUN(a_nan_is_caught);
     RUN(a_failing_run_is_caught_with_its_sentence);
     RUN(a_refusal_is_a_skip_with_its_reason);
+    RUN(only_the_guilty_row_is_blamed);
+    RUN(what_is_lost_far_from_zero_is_caught);
     RUN(rows_of_another_device_run_on_copies);
     if (ASAN) {
         SKIP("writes outside of operands", "the address sanitizer ends the process there");
     } else {
         RUN(a_write_past_the_end_is_caught);
         RUN(a_write_before_the_start_is_caught);
+        RUN(what_lies_past_an_end_copied_past_another_is_caught);
         RUN(a_write_past_the_scratch_is_caught);
     }
     return test_report();

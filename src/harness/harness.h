@@ -8,16 +8,17 @@
 /* ---- right ----
  *
  * A row runs at one desc in several trials, each with another family of values (uniform, normal,
- * outliers, near-cancelling), with and without its optional operands, with live absent, about half
- * and 0, aligned to 64 bytes and (types of 2 bytes and more) to one element only, apart and in place.
- * In each:
+ * outliers, near-cancelling, far from zero), with and without its optional operands, with live absent,
+ * about half and 0, aligned to 64 bytes and (types of 2 bytes and more) to one element only, apart and
+ * in place. In each:
  *
  * - every element that the reference addresses is within the op's bound of the float64 value, or of
  *   the same class when that is not finite; a reference row may only round
  * - every other byte of an output stays as it was: gaps of strides, rows past live, what a PARTIAL
  *   output does not address; a whole output is addressed when live is absent
- * - inputs, and 64 bytes before and after every operand and the scratch, stay as they were; gaps and
- *   scratch hold NaN before the run, so that what reads them shows
+ * - inputs, and 64 bytes before and after every operand and the scratch, stay as they were; gaps,
+ *   scratch and outputs hold NaN before the run, of kinds that differ, so that what reads them, copies
+ *   them or leaves them shows
  * - 1, 2 and 3 threads give the same bits; with SOP_ROW_INVARIANT, so do more live rows
  *
  * Live rows are counted along the first extent of the INDEX operands, the least of them, or of

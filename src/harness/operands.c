@@ -8,10 +8,23 @@
 #include "core/op.h"
 #include "harness/harness.h"
 
-void sop_poison(void *data, size_t bytes)
+void sop_poison(void *data, size_t bytes, int32_t poison)
 {
     unsigned char *p = data;
-    for (size_t i = 0; i < bytes; i++) p[i] = (unsigned char)(SOP_POISON >> 8 * (i & 1));
+    for (size_t i = 0; i < bytes; i++) p[i] = (unsigned char)(poison >> 8 * (i & 1));
+}
+
+uint64_t sop_unwritten(int32_t dtype)
+{
+    switch (dtype) {
+    case SOP_F16: return 0x7d96;
+    case SOP_BF16: return 0x7f96;
+    case SOP_F32: return 0x7f967d96;
+    case SOP_F64: return 0x7ff67f967d967d96;
+    case SOP_I32: return 0x96967d96;
+    case SOP_I64: return 0x969696967d967d96;
+    default: return 0x80;
+    }
 }
 
 /* Blocks of dimension d. */
@@ -54,6 +67,7 @@ static double value(sop_family family, uint64_t *state, double before, int64_t i
     switch (family) {
     case SOP_FAMILY_UNIFORM: return uniform(state);
     case SOP_FAMILY_NORMAL: return normal(state);
+    case SOP_FAMILY_FAR: return 1000 + uniform(state);
     case SOP_FAMILY_OUTLIERS: {
         const double v = normal(state) * (sop_random(state) % 64 ? 1 : 300);
         return v > 1000 ? 1000 : v < -1000 ? -1000 : v;

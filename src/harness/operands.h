@@ -5,10 +5,15 @@
 
 #include "sop/device.h"
 
-/* What is laid down where nothing may be read or everything must be written: NaN as f32, f16, bf16
- * and f64, nonsense as an integer. */
-#define SOP_POISON 0xffa5u
-void sop_poison(void *data, size_t bytes);
+/* What lies where nothing may be read or written, two bytes again and again: around inputs, in their
+ * gaps and in scratch; around outputs. NaN as f32, f16, bf16 and f64, nonsense as an integer. Two of
+ * them, so that a copy from around an input to around an output shows. */
+enum { SOP_POISON = 0xfff5, SOP_POISON_OUT = 0xfffa };
+void sop_poison(void *data, size_t bytes, int32_t poison);
+
+/* What an element of an output holds until it is written, in its lowest bytes: a signalling NaN, which
+ * no arithmetic gives; a far negative integer, of bytes -128. A u8 has no value to spare. */
+uint64_t sop_unwritten(int32_t dtype);
 
 /* Blocks of a view (elements of a plain type) in dense order, and where block i lies. */
 int64_t sop_view_blocks(const sop_tensor *v);
@@ -16,10 +21,11 @@ int64_t sop_view_at(const sop_tensor *v, int64_t i);
 
 /* Families of values: each hides other faults, so a row must be right on all. */
 typedef enum sop_family {
-    SOP_FAMILY_UNIFORM,   /* [0, 1): nothing cancels, a dropped term shows little */
-    SOP_FAMILY_NORMAL,    /* mean 0, deviation 1 */
-    SOP_FAMILY_OUTLIERS,  /* normal, 1 of 64 times 300, cut off at 1000 */
-    SOP_FAMILY_CANCELLING /* neighbours are negatives of each other up to 1e-3 */
+    SOP_FAMILY_UNIFORM,    /* [0, 1): nothing cancels, a dropped term shows little */
+    SOP_FAMILY_NORMAL,     /* mean 0, deviation 1 */
+    SOP_FAMILY_OUTLIERS,   /* normal, 1 of 64 times 300, cut off at 1000 */
+    SOP_FAMILY_CANCELLING, /* neighbours are negatives of each other up to 1e-3 */
+    SOP_FAMILY_FAR         /* [1000, 1001): what matters is a small part of each value */
 } sop_family;
 
 /* Fill the view's elements; gaps stay. Block formats get random valid blocks: finite scales near

@@ -44,7 +44,7 @@ bool sop_params_f64(const sop_file *f, const char *arch, const char *gguf, const
                     double *out);
 /* Rope scaling of config.json under a prefix ("rope_parameters", "rope_scaling"). */
 sop_status sop_params_rope_hf(const sop_file *f, const char *prefix, const sop_params *p,
-                              sop_rope_scaling *out);
+                              sop_rope_scaling *r);
 /* Every layer has this window. */
 void sop_params_window(sop_params *p, int64_t window);
 

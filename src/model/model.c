@@ -27,16 +27,18 @@ struct sop_model {
 
 static const sop_arch *const archs[] = {&sop_arch_qwen2, &sop_arch_qwen3, &sop_arch_llama,
                                         &sop_arch_mistral, &sop_arch_gemma3};
+enum { N_ARCHS = sizeof archs / sizeof *archs }; /* NOLINT(bugprone-sizeof-expression) */
 
 /* Bytes of this process in memory now. */
 static size_t resident_bytes(void)
 {
-    unsigned long long pages = 0, resident = 0;
+    char line[128] = "", *end; /* pages in all, pages in memory, ... */
     FILE *f = fopen("/proc/self/statm", "re");
     if (!f) return 0;
-    if (fscanf(f, "%llu %llu", &pages, &resident) != 2) resident = 0;
+    if (!fgets(line, sizeof line, f)) line[0] = 0;
     (void)fclose(f);
-    return (size_t)resident * (size_t)sysconf(_SC_PAGESIZE);
+    (void)strtoull(line, &end, 10);
+    return (size_t)strtoull(end, NULL, 10) * (size_t)sysconf(_SC_PAGESIZE);
 }
 
 sop_status sop_runtime_create(const sop_config *config, sop_device *device, const char *store,
@@ -88,7 +90,7 @@ static sop_status find_arch(const sop_file *f, const sop_arch **out)
     const char *key = gguf ? "general.architecture" : "model_type";
     const char *name = sop_file_str(f, key, NULL);
     if (!name) return sop_fail(SOP_E_FORMAT, "the file does not say %s", key);
-    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+    for (size_t i = 0; i < N_ARCHS; i++) {
         const size_t n = strlen(archs[i]->name);
         if (strncmp(name, archs[i]->name, n) == 0 &&
             (!name[n] || (!gguf && strcmp(name + n, "_text") == 0))) {
@@ -96,9 +98,11 @@ static sop_status find_arch(const sop_file *f, const sop_arch **out)
             return SOP_OK;
         }
     }
-    return sop_fail(SOP_E_UNSUPPORTED,
-                    "architecture \"%s\", superop has qwen2, qwen3, llama, mistral and gemma3",
-                    name);
+    char known[256] = "";
+    for (size_t i = 0, at = 0; i < N_ARCHS && at < sizeof known; i++)
+        at +=
+            (size_t)snprintf(known + at, sizeof known - at, "%s%s", i ? ", " : "", archs[i]->name);
+    return sop_fail(SOP_E_UNSUPPORTED, "architecture \"%s\", superop has %s", name, known);
 }
 
 /* The vocabulary is what the embedding table has rows for. */

@@ -131,8 +131,37 @@ static void invariant_numerics_stay_near(void)
     judge(SOP_NUMERICS_INVARIANT, 5e-2);
 }
 
+/* A tiny llama that says it is "llamb". */
+static void an_architecture_that_is_not_known_is_told_which_are(void)
+{
+    char path[] = "/tmp/model_test_XXXXXX", bytes[4096], want[256];
+    FILE *from = fopen(SOP_TEST_DATA "/tiny/llama/model.gguf", "rb");
+    FILE *to = fdopen(mkstemp(path), "wb");
+    sop_runtime *rt;
+    sop_model *m;
+    size_t n;
+    for (int first = 1; (n = fread(bytes, 1, sizeof bytes, from)) > 0; first = 0) {
+        char *name = first ? memmem(bytes, n, "llama", 5) : NULL;
+        if (name) name[4] = 'b';
+        CHECK((!first || name) && fwrite(bytes, 1, n, to) == n);
+    }
+    CHECK(fclose(from) == 0 && fclose(to) == 0);
+    CHECK(sop_runtime_create(NULL, NULL, "", &rt) == SOP_OK);
+    CHECK(sop_model_open(rt, path, &m) == SOP_E_UNSUPPORTED);
+    int at = snprintf(want, sizeof want, "architecture \"llamb\", superop has");
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        if (strcmp(models[i].file, "model.gguf") == 0)
+            at += snprintf(want + at, sizeof want - (size_t)at, "%s %s", i ? "," : "",
+                           models[i].arch);
+    CHECK(strstr(sop_last_error(), want) != NULL);
+    sop_runtime_destroy(rt);
+    CHECK(remove(path) == 0);
+}
+
 int main(void)
 {
+    RUN(an_architecture_that_is_not_known_is_told_which_are);
+
     RUN(exact_numerics_agree_with_transformers_in_every_way_of_stepping);
     RUN(fast_numerics_stay_near);
     RUN(invariant_numerics_stay_near);

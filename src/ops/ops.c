@@ -2,11 +2,9 @@
 
 #include <string.h>
 
-static const sop_op *const ops[] = {
-    &sop_op_embed,   &sop_op_rope,    &sop_op_kv_append, &sop_op_attention,
-    &sop_op_linear,  &sop_op_rmsnorm, &sop_op_gated,     &sop_op_add,
-    &sop_op_softmax, &sop_op_sample,  &sop_op_finite,    NULL,
-};
+#define X(name) &sop_op_##name,
+static const sop_op *const ops[] = {SOP_OP_MAP(X) NULL};
+#undef X
 
 const sop_op *const *sop_ops(void)
 {

@@ -1,20 +1,12 @@
-/* ops/ops.h: every operator of the library. */
+/* ops/ops.h: every operator of the library; the list is in sop/desc.h. */
 #ifndef OPS_OPS_H
 #define OPS_OPS_H
 
 #include "sop/desc.h"
 #include "sop/variant.h"
 
-extern const sop_op sop_op_embed;
-extern const sop_op sop_op_rope;
-extern const sop_op sop_op_kv_append;
-extern const sop_op sop_op_attention;
-extern const sop_op sop_op_linear;
-extern const sop_op sop_op_rmsnorm;
-extern const sop_op sop_op_gated;
-extern const sop_op sop_op_add;
-extern const sop_op sop_op_softmax;
-extern const sop_op sop_op_sample;
-extern const sop_op sop_op_finite;
+#define X(name) extern const sop_op sop_op_##name;
+SOP_OP_MAP(X)
+#undef X
 
 #endif

@@ -23,6 +23,18 @@ static bool parse_case(const sop_op *op, const char *text, desc *d)
     return false;
 }
 
+static void every_op_of_the_map_is_there_under_its_name(void)
+{
+    const sop_op *const *op = sop_ops();
+#define X(op_name) \
+    CHECK(*op == &sop_op_##op_name && strcmp((*op)->name, #op_name) == 0); \
+    CHECK((*op)->desc_bytes == sizeof(sop_##op_name##_desc)); \
+    if (*op) op++;
+    SOP_OP_MAP(X)
+#undef X
+    CHECK(!*op);
+}
+
 static void the_last_row_is_the_reference_and_takes_every_case(void)
 {
     for (const sop_op *const *o = sop_ops(); *o; o++) {
@@ -111,6 +123,7 @@ static void fast_rows_refuse_a_type_they_do_not_know(void)
 
 int main(void)
 {
+    RUN(every_op_of_the_map_is_there_under_its_name);
     RUN(the_last_row_is_the_reference_and_takes_every_case);
     RUN(a_desc_survives_print_and_parse_and_completing_twice);
     RUN(names_are_unique_and_rows_are_whole);

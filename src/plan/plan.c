@@ -351,7 +351,7 @@ static const char *refusal(sop_planner *p, const sop_op *op, const sop_row *row,
     why = row->refuse ? row->refuse(desc) : no_refusal(desc);
     if (why) return why;
     *choice = (sop_choice){.row = row, .mark = mark_of(p, row)};
-    if (row->prepare &&
+    if (op && row->prepare && /* a span has nothing to prepare */
         prepared_state(p, op, row, desc, bound & SOP_CHOOSE_PREPARE, &choice->prepared) != SOP_OK)
         return bound & SOP_CHOOSE_PREPARE ? sop_last_error() : "not prepared for this shape";
     if (row->plan) {
@@ -363,12 +363,24 @@ static const char *refusal(sop_planner *p, const sop_op *op, const sop_row *row,
                                                 : NULL;
 }
 
-/* The candidates in order: the added ones, newest first, then the built-in. */
-static const sop_row *candidate(const sop_planner *p, const sop_op *op, int32_t i)
+/* Added row i under op, newest first, NULL past the last; *left: how many are too few. */
+static const sop_row *added_row(const sop_planner *p, const sop_op *op, int32_t i, int32_t *left)
 {
     for (int32_t k = p->n_added; k-- > 0;)
         if (p->added[k].op == op && i-- == 0) return p->added[k].row;
-    return i < op->n_rows ? &op->rows[i] : NULL;
+    *left = i;
+    return NULL;
+}
+
+const sop_row *sop_planner_row(const sop_planner *p, const sop_op *op, int32_t i)
+{
+    const sop_row *row = added_row(p, op, i, &i);
+    return row || i >= op->n_rows ? row : &op->rows[i];
+}
+
+const sop_row *sop_planner_span_row(const sop_planner *p, int32_t i)
+{
+    return added_row(p, NULL, i, &i);
 }
 
 static sop_status choose(sop_planner *p, const sop_op *op, const void *desc, uint32_t bound,
@@ -381,7 +393,7 @@ static sop_status choose(sop_planner *p, const sop_op *op, const void *desc, uin
     sop_choice c;
     if (timed) sop_desc_print(op, desc, text, sizeof text);
     *out = (sop_choice){0};
-    for (int32_t i = 0; (row = candidate(p, op, i)) != NULL; i++) {
+    for (int32_t i = 0; (row = sop_planner_row(p, op, i)) != NULL; i++) {
         const char *why = refusal(p, op, row, desc, bound, budget, &c);
         if (why) {
             if (skip) skip(ctx, row, why);

@@ -15,6 +15,11 @@ uint64_t sop_planner_epoch(const sop_planner *p);
 const sop_facts *sop_planner_facts(const sop_planner *p);
 sop_device *sop_planner_device(const sop_planner *p);
 
+/* Row i of an op as the planner tries them: the added ones, newest first, then the built-in; NULL past
+ * the last. The same of the spans. */
+const sop_row *sop_planner_row(const sop_planner *p, const sop_op *op, int32_t i);
+const sop_row *sop_planner_span_row(const sop_planner *p, int32_t i);
+
 /* What the device was measured to do at most, for predictions; until then there are none. */
 void sop_planner_set_ceilings(sop_planner *p, double read_bytes_s, double f32_flops_s,
                               double i8_ops_s);

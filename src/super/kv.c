@@ -138,7 +138,6 @@ sop_status sop_kv_create(sop_device *d, const sop_kv_spec *spec, bool dry, sop_k
             if (status != SOP_OK) goto out;
         }
     }
-    status = SOP_E_NOMEM;
     for (int32_t k = 0; k < kv->n_groups; k++) {
         struct group *g = &kv->group[k];
         g->free_list = malloc((size_t)(g->pages + 1) * sizeof *g->free_list);

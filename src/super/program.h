@@ -41,17 +41,9 @@ typedef struct sop_arg {
 /* Every desc starts with the bound of its outermost extent. */
 typedef union sop_any_desc {
     int64_t extent;
-    sop_embed_desc embed;
-    sop_rmsnorm_desc rmsnorm;
-    sop_linear_desc linear;
-    sop_rope_desc rope;
-    sop_kv_append_desc kv_append;
-    sop_attention_desc attention;
-    sop_gated_desc gated;
-    sop_add_desc add;
-    sop_softmax_desc softmax;
-    sop_sample_desc sample;
-    sop_finite_desc finite;
+#define X(name) sop_##name##_desc name;
+    SOP_OP_MAP(X)
+#undef X
 } sop_any_desc;
 
 #define SOP_MAX_ARGS 9

@@ -32,5 +32,4 @@ static const sop_row rows[] = {{.size = sizeof(sop_row),
                                 .refuse = refuse,
                                 .run = run}};
 
-extern const sop_plugin sop_plugin_rows __asm__("sop_plugin") SOP_API;
-const sop_plugin sop_plugin_rows = {sizeof(sop_plugin), ops, rows, 1};
+SOP_API const sop_plugin sop_plugin_rows = {sizeof(sop_plugin), ops, rows, 1};

@@ -97,12 +97,20 @@ static const char *takes_all(const void *desc)
     return NULL;
 }
 
+static const char *takes_8(const void *desc)
+{
+    const sop_embed_desc *d = desc;
+    return d->dim < 8 ? "dim < 8" : NULL;
+}
+
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
     {sizeof(sop_row), SOP_DEVICE_CUDA, "embed_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_embed_cuda},
 #endif
+    {sizeof(sop_row), SOP_DEVICE_CPU, "embed_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
+     .refuse = takes_8, .run = sop_embed_avx2},
     {sizeof(sop_row), SOP_DEVICE_CPU, "embed_c", "c", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_embed_c},
     {sizeof(sop_row), SOP_DEVICE_CPU, "embed_ref", "c", 0, SOP_ROW_REFERENCE | SOP_ROW_INVARIANT,
@@ -118,6 +126,11 @@ static const char *const cases[] = {
     "tokens=3 rows=9 dim=896 y_stride=900", /* rows of an activation */
     "tokens=5 rows=7 dim=300 w=f16 y=f16 scale=0.5",
     "tokens=5 rows=7 dim=300 w=bf16 y=bf16",
+    "tokens=3 rows=7 dim=7 w=bf16 y_stride=9 scale=3",
+    "tokens=3 rows=7 dim=8 w=f16",
+    "tokens=3 rows=7 dim=9 y=f16 table_stride=11",
+    "tokens=3 rows=7 dim=17 w=bf16 y=f16",
+    "tokens=9 rows=50 dim=896 w=bf16",               /* qwen2.5 0.5B */
     "tokens=9 rows=50 dim=576 w=q8_0",               /* smollm2 */
     "tokens=9 rows=50 dim=640 w=q8_0 scale=25.2982", /* gemma3 270M: sqrt(dim) */
     "tokens=9 rows=20 dim=96 w=q4_0 y=bf16",

@@ -8,5 +8,6 @@ sop_status sop_embed_reference(const sop_call *call, const sop_judge *judge); /*
 sop_status sop_embed_ref(const sop_call *call);
 sop_status sop_embed_cuda(const sop_call *call);
 sop_status sop_embed_c(const sop_call *call); /* embed_c.c */
+sop_status sop_embed_avx2(const sop_call *call);
 
 #endif

@@ -1,21 +1,9 @@
 /* 8 floats a step into f32, f16 or bf16; the tail is scalar. */
-#include <immintrin.h>
 #include <string.h>
 
 #include "core/op.h"
 #include "ops/kv_append/kv_append.h"
-
-/* Round to nearest even, as core/f16.h; NaN stays NaN. */
-static inline __m128i bf16_of(__m256 v)
-{
-    const __m256i x = _mm256_castps_si256(v), one = _mm256_set1_epi32(1);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(x, 16), one);
-    const __m256i r = _mm256_add_epi32(x, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    const __m256i quiet = _mm256_or_si256(x, _mm256_set1_epi32(0x400000));
-    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-    const __m256i h = _mm256_srli_epi32(_mm256_blendv_epi8(r, quiet, nan), 16);
-    return _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
-}
+#include "ops/simd/avx2.h"
 
 static void put(void *pool, int32_t dtype, int64_t to, const float *x, int64_t n)
 {
@@ -25,12 +13,7 @@ static void put(void *pool, int32_t dtype, int64_t to, const float *x, int64_t n
         return;
     }
     uint16_t *out = (uint16_t *)pool + to;
-    for (; i + 8 <= n; i += 8) {
-        const __m256 v = _mm256_loadu_ps(x + i);
-        _mm_storeu_si128((__m128i *)(void *)(out + i),
-                         dtype == SOP_F16 ? _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)
-                                          : bf16_of(v));
-    }
+    for (; i + 8 <= n; i += 8) sop_encode8(out + i, dtype, _mm256_loadu_ps(x + i));
     for (; i < n; i++) out[i] = dtype == SOP_F16 ? sop_f32_to_f16(x[i]) : sop_f32_to_bf16(x[i]);
 }
 
