@@ -41,7 +41,7 @@ lane_cuda() { # all of CUDA that needs no card
         echo "0 passed, 0 failed, 1 skipped"
         return
     fi
-    grep -qsF "CMAKE_CUDA_COMPILER:STRING=$nvcc" build/cuda/CMakeCache.txt || rm -rf build/cuda
+    grep -qsx "CMAKE_CUDA_COMPILER:[A-Z]*=$nvcc" build/cuda/CMakeCache.txt || rm -rf build/cuda
     cmake --preset cuda -DCMAKE_CUDA_COMPILER:STRING="$nvcc" &&
         cmake --build build/cuda -j "$cores" --target superop_shared superop_static superop_command \
             $without_card && run_ctest cuda -R "^(${without_card// /|}|cubins|no_driver_test|leaks)\$"

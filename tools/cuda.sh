@@ -21,7 +21,7 @@ trap 'rm -rf "$new" "$new.log"' EXIT
 if ! timeout 240 python3 -m pip install -q --no-deps --no-cache-dir --only-binary :all: --retries 1 \
     --timeout 20 --root-user-action ignore --target "$new" -r "$list" >"$new.log" 2>&1; then
     why=$(grep -v '^WARNING' "$new.log" | tail -1)
-    echo "cuda: no $tool of CUDA 13 is on this machine, and pip got none: ${why:-no answer in 240 s}" >&2
+    echo "no $tool of CUDA 13 is on this machine, and pip got none: ${why:-no answer in 240 s}" >&2
     exit 1
 fi
 # What a linker and cmake look for, which a wheel cannot hold: links.
