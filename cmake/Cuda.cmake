@@ -10,10 +10,7 @@ find_package(CUDAToolkit REQUIRED)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
-# No object uses the C++ library: the launchers are as C. nvcc's stubs of kernels have a guarded static,
-# but launch.cuh does not run them.
 set(CMAKE_CUDA_FLAGS "-O3 -Werror=all-warnings -Xcompiler=-fno-exceptions,-fno-rtti,-fno-threadsafe-statics")
-set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO -g)
 
 # SM80: for compute capability 8.0 and, as PTX, all that come after; machine code for 8.9 and 9.0 beside
 # it.
@@ -21,5 +18,9 @@ set(SOP_FLAGS_SM80 -gencode=arch=compute_80,code=[sm_80,compute_80]
     -gencode=arch=compute_89,code=sm_89 -gencode=arch=compute_90a,code=sm_90a)
 # SM90: wgmma and its kin, which run on 9.0 alone.
 set(SOP_FLAGS_SM90 -gencode=arch=compute_90a,code=sm_90a)
+set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO -g) # in front of it stands -O3
+
+# No object uses the C++ library: without exceptions and types at run time the launchers are as C. nvcc's
+# stubs of kernels have a guarded static, but launch.cuh does not run them.
 list(REMOVE_ITEM CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES stdc++)
 list(REMOVE_ITEM CMAKE_CUDA_HOST_IMPLICIT_LINK_LIBRARIES stdc++)
