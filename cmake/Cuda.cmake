@@ -12,11 +12,15 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_FLAGS "-O3 -Werror=all-warnings -Xcompiler=-fno-exceptions,-fno-rtti,-fno-threadsafe-statics")
 
-# SM80: for compute capability 8.0 and, as PTX, all that come after; machine code for 9.0 beside it.
-set(SOP_FLAGS_SM80 -gencode=arch=compute_80,code=[sm_80,compute_80]
+# SM80: for compute capability 8.0 and, as PTX, all that come after. Machine code for 8.9 is made of the
+# same PTX, which saves a fifth of the time to build; that for 9.0 has a pass of its own.
+set(SOP_FLAGS_SM80 -gencode=arch=compute_80,code=[sm_80,sm_89,compute_80]
     -gencode=arch=compute_90a,code=sm_90a)
 # SM90: wgmma and its kin, which run on 9.0 alone.
 set(SOP_FLAGS_SM90 -gencode=arch=compute_90a,code=sm_90a)
-# No object uses the C++ library: without exceptions and types at run time the launchers are as C.
+set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO -g) # in front of it stands -O3
+
+# No object uses the C++ library: without exceptions and types at run time the launchers are as C. nvcc's
+# stubs of kernels have a guarded static, but launch.cuh does not run them.
 list(REMOVE_ITEM CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES stdc++)
 list(REMOVE_ITEM CMAKE_CUDA_HOST_IMPLICIT_LINK_LIBRARIES stdc++)

@@ -35,6 +35,18 @@ lane_dev() { build dev && run_ctest dev; }
 lane_tidy() { cmake --preset dev && tests/tidy.sh; } # the files that changed
 lane_clang() { build clang; }
 lane_install() { build release && tests/install_test.sh build/release; }
+without_card="cuda_test device_cuda_test ops_test plan_test"
+lane_cuda() { # all of CUDA that needs no card
+    if ! nvcc=$(tools/cuda.sh nvcc 2>&1); then
+        echo "skipped cuda: $nvcc"
+        echo "0 passed, 0 failed, 1 skipped"
+        return
+    fi
+    grep -qsx "CMAKE_CUDA_COMPILER:[A-Z]*=$nvcc" build/cuda/CMakeCache.txt || rm -rf build/cuda
+    cmake --preset cuda -DCMAKE_CUDA_COMPILER:STRING="$nvcc" &&
+        cmake --build build/cuda -j "$cores" --target superop_shared superop_static superop_command \
+            $without_card && run_ctest cuda -R "^(${without_card// /|}|cubins|no_driver_test|leaks)\$"
+}
 lane_asan() { build asan && run_ctest asan -E "^bench_test$"; } # times mean nothing there
 threaded="pool_test log_test store_test kv_test model_test seams_test tokenizer_threads_test"
 lane_tsan() { # a test forks and starts threads in the child
@@ -88,7 +100,7 @@ lane_models() { # real models, right to the token; a model that cannot be pulled
 lane_readme() { make -s && tests/readme.sh; }
 
 # The seconds that each takes on two cores, from nothing.
-lanes="format:5 layers:1 headers:15 dev:120 tidy:60 clang:60 install:60 models:240 readme:30 asan:240 tsan:120 fuzz:120"
+lanes="format:5 layers:1 headers:15 dev:120 tidy:60 clang:40 install:50 models:240 readme:20 cuda:100 asan:240 tsan:120 fuzz:120"
 
 passed=0 failed=0 skipped=0
 finish() { # LANE SECONDS LINE

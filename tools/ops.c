@@ -4,15 +4,24 @@
 #include "cli.h"
 #include "core/cpu.h"
 
+/* What the processor, or the card, must be. */
+static const char *needs_of(const sop_row *r)
+{
+    if (r->device != SOP_DEVICE_CUDA) return sop_cpu_text(r->needs);
+    if (r->needs & SOP_CUDA_SM90A) return "sm_90a alone";
+    if (r->needs & SOP_CUDA_SM90) return "sm_90";
+    return r->needs & SOP_CUDA_SM89 ? "sm_89" : "sm_80";
+}
+
 static void print_rows(const sop_op *op)
 {
     const uint32_t here = sop_cpu_features();
     for (int i = 0; i < op->n_rows; i++) {
         const sop_row *r = &op->rows[i];
         const char *state = "";
-        if (r->needs & ~here) state = "not on this machine";
+        if (r->device == SOP_DEVICE_CPU && r->needs & ~here) state = "not on this machine";
         if (r->traits & SOP_ROW_REFERENCE) state = "the reference";
-        printf("  %-28s %-7s needs %-14s %s\n", r->name, r->route, sop_cpu_text(r->needs), state);
+        printf("  %-28s %-7s needs %-14s %s\n", r->name, r->route, needs_of(r), state);
     }
 }
 

@@ -307,6 +307,18 @@ static uint32_t features_of(int major, int minor)
     return f;
 }
 
+/* There is no driver, or one from before this runtime. */
+static sop_status driver_fail(int32_t index)
+{
+    int has = 0;
+    (void)cudaGetLastError();
+    (void)cudaDriverGetVersion(&has);
+    if (!has) return sop_fail(SOP_E_NOT_FOUND, "cuda device %d: there is no NVIDIA driver", index);
+    return sop_fail(SOP_E_NOT_FOUND,
+                    "cuda device %d: the driver is for CUDA %d.%d, superop needs %d.%d", index,
+                    has / 1000, has % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+}
+
 sop_status sop_device_cuda(int32_t index, sop_device **out)
 {
     struct cudaDeviceProp p;
@@ -317,6 +329,7 @@ sop_status sop_device_cuda(int32_t index, sop_device **out)
         return sop_fail(SOP_E_NOT_FOUND, "cuda device %d: there are %d", index, n);
     }
     if (e == cudaSuccess) e = cudaGetDeviceProperties(&p, index);
+    if (e == cudaErrorInsufficientDriver) return driver_fail(index);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         return sop_fail(SOP_E_NOT_FOUND, "cuda device %d: %s (%s)", index, cudaGetErrorString(e),

@@ -16,7 +16,8 @@ struct sop_linear_args {
 };
 
 template <int TOKENS>
-static __global__ void sop_linear_any(const sop_linear_desc d, const sop_linear_args a)
+static __global__ __launch_bounds__(256) void sop_linear_any(const sop_linear_desc d,
+                                                             const sop_linear_args a)
 {
     sop_begin();
     const int lane = threadIdx.x;

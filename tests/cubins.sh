@@ -1,0 +1,137 @@
+#!/bin/sh
+# What the machine code of the CUDA kernels must be, read with cuobjdump: no local memory, registers for
+# as many threads as the bounds say, the instructions that a hot kernel is there for, and floor kernels
+# for every card.
+#   tests/cubins.sh LIBSUPEROP.so
+so=$(realpath "${1:?usage: cubins.sh LIBSUPEROP.so}")
+cd "$(dirname "$0")/.." || exit 2
+if ! dump=$(tools/cuda.sh cuobjdump 2>&1); then
+    echo "skipped cubins: $dump"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit
+fi
+PATH=$(dirname "$dump"):$PATH # it calls nvdisasm
+
+# Names of kernels, and instructions that each of them has.
+purpose='
+_sm90$   HGMMA                    products by warpgroups
+_sm90$   UTMALDG                  loads by TMA
+_wide$   LDG\.E[A-Z0-9.]*\.128    loads of 16 bytes
+_wide$   STG\.E[A-Z0-9.]*\.128    stores of 16 bytes
+_sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
+'
+# Bytes of local memory that kernels may have; all others keep to their registers.
+allowed='
+sop_linear_any   192   its arguments, taken by an index
+'
+# Each op with a floor row has kernels of its name that are not hot.
+floors=$(ls src/ops/*/*_cuda.cu | sed 's,src/ops/\(.*\)/.*,sop_\1_,')
+
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+for arch in sm_80 sm_90a; do # what is for 8.9 is made of the same PTX as what is for 8.0
+    cuobjdump -arch $arch -sass "$so" 2>&1 |
+        grep -E '^cuobjdump|\.target|Function :|LDG|STG|MMA' >"$tmp/$arch" &
+done
+wait
+{
+    echo "part usage"
+    cuobjdump -res-usage "$so"
+    echo "part bounds"
+    cuobjdump -elf "$so" | grep -A 2 -E '^arch =|^\.nv\.info\._Z|EIATTR_MAX_THREADS'
+    echo "part ptx" # the only place that tells blocks a multiprocessor
+    cuobjdump -ptx "$so" | grep -E '^\.target|\.entry|^\.minnctapersm'
+    echo "part code"
+    cat "$tmp"/*
+} 2>&1 | awk -v purpose="$purpose" -v allowed="$allowed" -v floors="$floors" '
+    # sop_add_wide of _Z12sop_add_wideIfEv...
+    function base(symbol,    n) {
+        sub(/^_ZL?/, "", symbol)
+        n = symbol + 0
+        sub(/^[0-9]+/, "", symbol)
+        return substr(symbol, 1, n)
+    }
+    function hex(text,    n, i) {
+        for (i = 3; i <= length(text); i++)
+            n = 16 * n + index("0123456789abcdef", substr(text, i, 1)) - 1
+        return n
+    }
+    function up(n, step) { return int((n + step - 1) / step) * step }
+    function fail(symbol, arch, what) {
+        print "FAILED " symbol " on " arch ": " what
+        bad[symbol, arch] = 1
+        failed++
+    }
+    BEGIN {
+        n = split(purpose, line, "\n")
+        for (i = 1; i <= n; i++) if (split(line[i], word, / +/) > 1) {
+            of[++n_purposes] = word[1]
+            instruction[n_purposes] = word[2]
+        }
+        n = split(allowed, line, "\n")
+        for (i = 1; i <= n; i++) if (split(line[i], word, / +/) > 1) most[word[1]] = word[2]
+    }
+
+    /^cuobjdump (fatal|error)/ { fail("the library", "any card", $0) }
+    /^part / { part = $2 }
+    part != "code" && /^arch = / { arch = $3 }
+
+    part == "usage" && /^ Function / { symbol = substr($2, 1, length($2) - 1) }
+    part == "usage" && /REG:/ {
+        for (i = split($0, field, /[: ]+/) - 1; i >= 1; i--) use[field[i]] = field[i + 1]
+        kernels[++n_kernels] = symbol
+        arch_of[n_kernels] = arch
+        there[symbol, arch] = 1
+        registers[symbol, arch] = use["REG"]
+        stack[symbol, arch] = use["STACK"]
+    }
+
+    part == "bounds" && /^\.nv\.info\./ { symbol = substr($1, 10) }
+    part == "bounds" && /^\tValue:/ { threads[symbol, arch] = hex($2) * hex($3) * hex($4) }
+
+    part == "ptx" && /^\.target/ && $2 !~ /^sm_80,?$/ { fail("PTX", $2, "that of sm_80 serves all") }
+    part == "ptx" && /\.entry/ {
+        symbol = $0
+        gsub(/.*\.entry |\(.*/, "", symbol)
+        there[symbol, "ptx"] = 1
+    }
+    part == "ptx" && /^\.minnctapersm/ { blocks[symbol] = $2 }
+
+    part == "code" && /\.target/ { arch = $2 }
+    part == "code" && /Function :/ { symbol = $3 }
+    part == "code" && /\/\*.*\*\// {
+        for (i = 1; i <= n_purposes; i++) if ($0 ~ instruction[i]) found[symbol, arch, i] = 1
+    }
+
+    END {
+        for (k = 1; k <= n_kernels; k++) {
+            symbol = kernels[k]
+            arch = arch_of[k]
+            name = base(symbol)
+            if (stack[symbol, arch] > most[name] + 0)
+                fail(symbol, arch, stack[symbol, arch] " bytes of local memory")
+            t = (symbol, arch) in threads ? threads[symbol, arch] : 1024
+            b = symbol in blocks ? blocks[symbol] : 1
+            if (up(registers[symbol, arch], 8) * up(t, 32) * b > 65536)
+                fail(symbol, arch, registers[symbol, arch] " registers are too many for " b " x " t \
+                    " threads" ((symbol, arch) in threads ? "" : ", as it has no __launch_bounds__"))
+            for (i = 1; i <= n_purposes; i++) if (arch != "sm_89" && name ~ of[i]) {
+                n_of[i]++
+                if (!((symbol, arch, i) in found)) fail(symbol, arch, "no " instruction[i])
+            }
+            if (arch == "sm_80")
+                for (i = split("sm_89 sm_90a ptx", other, " "); i >= 1; i--)
+                    if (!((symbol, other[i]) in there)) fail(symbol, other[i], "not there, though it is on sm_80")
+            if (arch == "sm_80" && name !~ /_(wide|sm80|sm90)$/) floor_names = floor_names " " name
+            if (!((symbol, arch) in bad)) passed++
+        }
+        for (i = 1; i <= n_purposes; i++)
+            if (!n_of[i]) fail(of[i], "any card", "no kernel has such a name")
+        n = split(floors, floor, "\n")
+        for (i = 1; i <= n; i++) {
+            if (index(floor_names, " " floor[i])) passed++
+            else fail(floor[i] "*", "sm_80", "its floor row has no kernel")
+        }
+        print passed + 0 " passed, " failed + 0 " failed, 0 skipped"
+        exit failed > 0
+    }'
