@@ -47,6 +47,29 @@ enum {
     SOP_RMSNORM_ROLES
 };
 
+/** layernorm: s = x + r (s = x without r); y = w * (s - m) / sqrt(v + eps) + b, m the mean of s over
+ * dim, v the mean of (s - m)^2.
+ *
+ * x, y [tokens, dim], y may be x; w, b [dim] f32, each optional: 1 and 0 without
+ * r, r_out [tokens, dim] with r's strides: both or neither; r_out receives s and may be r
+ * Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, equation 4. */
+typedef struct sop_layernorm_desc {
+    int64_t tokens, dim;
+    int64_t x_stride, r_stride, y_stride;
+    float eps; /* 0 means 1e-5 */
+    int32_t x_dtype, r_dtype, y_dtype;
+} sop_layernorm_desc;
+enum {
+    SOP_LAYERNORM_X,
+    SOP_LAYERNORM_R,
+    SOP_LAYERNORM_W,
+    SOP_LAYERNORM_B,
+    SOP_LAYERNORM_LIVE,
+    SOP_LAYERNORM_R_OUT,
+    SOP_LAYERNORM_Y,
+    SOP_LAYERNORM_ROLES
+};
+
 /** linear: y[t, at_j + i] = bias_j[i] + sum over k of x[t,k] * w_j[i,k], for up to three weights that
  * share x; at_j = n_0 + ... + n_(j-1).
  *

@@ -111,6 +111,7 @@ SOP_API SOP_MUST_USE sop_status sop_plan_run(const sop_plan *plan, sop_queue *qu
     }
 SOP_PLAN_HELPER(embed)
 SOP_PLAN_HELPER(rmsnorm)
+SOP_PLAN_HELPER(layernorm)
 SOP_PLAN_HELPER(linear)
 SOP_PLAN_HELPER(rope)
 SOP_PLAN_HELPER(kv_append)

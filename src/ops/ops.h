@@ -11,6 +11,7 @@ extern const sop_op sop_op_kv_append;
 extern const sop_op sop_op_attention;
 extern const sop_op sop_op_linear;
 extern const sop_op sop_op_rmsnorm;
+extern const sop_op sop_op_layernorm;
 extern const sop_op sop_op_gated;
 extern const sop_op sop_op_add;
 extern const sop_op sop_op_softmax;
