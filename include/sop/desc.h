@@ -193,18 +193,45 @@ enum {
     SOP_ATTENTION_ROLES
 };
 
-/** gated: y[t,i] = act(x[t,i]) * x[t, up + i] for i < dim.
+/** gated: y[t,i] = act(x[t,i]) * x[t, up + i] for i < dim; act is silu, gelu_tanh or gelu.
  *
- * x [tokens, up + dim], y [tokens, dim]; silu: g / (1 + exp(-g)); gelu_tanh: the tanh form; gelu:
- * the erf form. */
+ * x [tokens, up + dim], y [tokens, dim] */
 typedef struct sop_gated_desc {
     int64_t tokens, dim, up; /* up: where the second half starts; 0 means dim */
     int64_t x_stride, y_stride;
     int32_t act; /* sop_act */
     int32_t x_dtype, y_dtype, reserved;
 } sop_gated_desc;
-typedef enum sop_act { SOP_ACT_SILU, SOP_ACT_GELU_TANH, SOP_ACT_GELU } sop_act;
+typedef enum sop_act {
+    SOP_ACT_SILU,       /* g / (1 + exp(-g)) */
+    SOP_ACT_GELU_TANH,  /* g (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))) / 2 */
+    SOP_ACT_GELU,       /* g erfc(-g / sqrt 2) / 2 */
+    SOP_ACT_QUICK_GELU, /* g / (1 + exp(-1.702 g)) */
+    SOP_ACT_RELU        /* max(g, 0) */
+} sop_act;
 enum { SOP_GATED_X, SOP_GATED_LIVE, SOP_GATED_Y, SOP_GATED_ROLES };
+
+/** bias_act: y = act(x + bias + r), or y = act(x + bias) + r (SOP_RESIDUAL_AFTER).
+ *
+ * x, r, y [tokens, dim], y may be x; bias [dim] f32; bias and r optional
+ * Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, sections 2 and 3.1, for the three
+ * forms of GELU. */
+typedef struct sop_bias_act_desc {
+    int64_t tokens, dim;
+    int64_t x_stride, r_stride, y_stride;
+    int32_t act;      /* sop_act */
+    int32_t residual; /* sop_residual: where r goes */
+    int32_t x_dtype, r_dtype, y_dtype, reserved;
+} sop_bias_act_desc;
+typedef enum sop_residual { SOP_RESIDUAL_INSIDE, SOP_RESIDUAL_AFTER } sop_residual;
+enum {
+    SOP_BIAS_ACT_X,
+    SOP_BIAS_ACT_R,
+    SOP_BIAS_ACT_BIAS,
+    SOP_BIAS_ACT_LIVE,
+    SOP_BIAS_ACT_Y,
+    SOP_BIAS_ACT_ROLES
+};
 
 /** add: y = a + b, all [tokens, dim]; y may be a. */
 typedef struct sop_add_desc {

@@ -13,6 +13,7 @@ extern const sop_op sop_op_linear;
 extern const sop_op sop_op_rmsnorm;
 extern const sop_op sop_op_layernorm;
 extern const sop_op sop_op_gated;
+extern const sop_op sop_op_bias_act;
 extern const sop_op sop_op_add;
 extern const sop_op sop_op_softmax;
 extern const sop_op sop_op_sample;
