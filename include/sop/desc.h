@@ -193,6 +193,31 @@ enum {
     SOP_ATTENTION_ROLES
 };
 
+/** merge: one attention result from partial ones over disjoint keys,
+ *
+ *     y = sum over p of w_p x_p / sum of w_p,  w_p = exp(lse_p - m),  m = max lse_p
+ *     lse = m + log(sum of w_p)
+ *
+ * x [tokens, parts, heads, v] by its strides; lse of the parts [tokens, parts, heads] f32, natural log
+ * y [tokens, heads, v]; lse_out [tokens, heads] f32, optional
+ * A part with lse -inf saw no key: its x is not read. Without any other, y = 0 and lse = -inf. */
+typedef struct sop_merge_desc {
+    int64_t tokens, parts, heads, v;
+    int64_t x_stride, x_part,
+        x_head; /* between tokens, parts, heads; as if [parts, tokens, heads, v] */
+    int64_t lse_stride, lse_part; /* heads lie side by side */
+    int64_t y_stride, y_head;
+    int32_t x_dtype, y_dtype;
+} sop_merge_desc;
+enum {
+    SOP_MERGE_X,
+    SOP_MERGE_LSE,
+    SOP_MERGE_LIVE,
+    SOP_MERGE_Y,
+    SOP_MERGE_LSE_OUT,
+    SOP_MERGE_ROLES
+};
+
 /** gated: y[t,i] = act(x[t,i]) * x[t, up + i] for i < dim; act is silu, gelu_tanh or gelu.
  *
  * x [tokens, up + dim], y [tokens, dim] */

@@ -12,6 +12,7 @@ extern const sop_op sop_op_attention;
 extern const sop_op sop_op_linear;
 extern const sop_op sop_op_rmsnorm;
 extern const sop_op sop_op_layernorm;
+extern const sop_op sop_op_merge;
 extern const sop_op sop_op_gated;
 extern const sop_op sop_op_bias_act;
 extern const sop_op sop_op_add;
