@@ -258,6 +258,36 @@ enum {
     SOP_BIAS_ACT_ROLES
 };
 
+/** moe_gate: the experts of each token, and the order that brings each expert its tokens. A pair
+ * j < top of token t is number t * top + j.
+ *
+ *     ids[t,:]      the top experts with the largest logits, largest first, ties to the lower index,
+ *                   NaN last
+ *     weights[t,j]  exp(x[t,ids[t,j]]) / sum of exp(x[t,e]), over all experts e (SOP_MOE_ALL: softmax
+ *                   before the choice) or over the chosen (SOP_MOE_CHOSEN: softmax after it, which is
+ *                   also softmax before it renormalised); 0 where all of these are -inf
+ *     counts[e]     pairs that chose expert e
+ *     perm          the pairs in the order of their experts, and within one of their numbers
+ *
+ * x [tokens, experts]; ids [tokens, top] i32; weights [tokens, top] f32; counts [experts] i32; perm
+ * [tokens * top] i32, of which live * top are written */
+typedef struct sop_moe_gate_desc {
+    int64_t tokens, experts, top;
+    int64_t x_stride;
+    int32_t x_dtype;
+    int32_t over; /* sop_moe_over */
+} sop_moe_gate_desc;
+typedef enum sop_moe_over { SOP_MOE_ALL, SOP_MOE_CHOSEN } sop_moe_over;
+enum {
+    SOP_MOE_GATE_X,
+    SOP_MOE_GATE_LIVE,
+    SOP_MOE_GATE_IDS,
+    SOP_MOE_GATE_WEIGHTS,
+    SOP_MOE_GATE_COUNTS,
+    SOP_MOE_GATE_PERM,
+    SOP_MOE_GATE_ROLES
+};
+
 /** add: y = a + b, all [tokens, dim]; y may be a. */
 typedef struct sop_add_desc {
     int64_t tokens, dim;

@@ -18,7 +18,7 @@
  *   output does not address; a whole output is addressed when live is absent
  * - inputs, and 64 bytes before and after every operand and the scratch, stay as they were; gaps and
  *   scratch hold NaN before the run, so that what reads them shows
- * - 1, 2 and 3 threads give the same bits; with SOP_ROW_INVARIANT, so do more live rows
+ * - 1, 2 and 3 threads give the same bits; with SOP_ROW_INVARIANT, so do more live rows, tallies aside
  *
  * Live rows are counted along the first extent of the INDEX operands, the least of them, or of
  * operand 0 where there are none. An operation of over 3e7 FLOPs gets the first two trials only. */
