@@ -288,6 +288,34 @@ enum {
     SOP_MOE_GATE_ROLES
 };
 
+/** experts: a linear whose rows are sorted by their expert: the first counts[0] by expert 0, the next
+ * counts[1] by expert 1, and so on; with row i of them that of expert e,
+ *
+ *     y[out(i), c] = sum over j of x[in(i), j] * w[e, c, j]
+ *
+ * in(i) = perm[i] / gather (gather > 0: x has one row for so many pairs), else i
+ * out(i) = perm[i] (scatter: y has a row for each pair), else i
+ *
+ * x [ceil(rows / gather) or rows, k]; w [experts, n, k] in a format; y [rows, n]
+ * counts [experts] i32, of which those below 0 are 0 and whose sum is at most rows; perm [rows] i32,
+ * rows that are all different, for gather or scatter alone; both as moe_gate makes them */
+typedef struct sop_experts_desc {
+    int64_t rows, experts, n, k;
+    int64_t x_stride, y_stride;
+    int64_t w_stride, w_expert; /* between rows, between experts; in blocks */
+    int64_t gather;
+    int32_t scatter;
+    int32_t x_dtype, w_dtype, y_dtype;
+} sop_experts_desc;
+enum {
+    SOP_EXPERTS_X,
+    SOP_EXPERTS_W,
+    SOP_EXPERTS_COUNTS,
+    SOP_EXPERTS_PERM,
+    SOP_EXPERTS_Y,
+    SOP_EXPERTS_ROLES
+};
+
 /** add: y = a + b, all [tokens, dim]; y may be a. */
 typedef struct sop_add_desc {
     int64_t tokens, dim;

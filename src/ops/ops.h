@@ -16,6 +16,7 @@ extern const sop_op sop_op_merge;
 extern const sop_op sop_op_gated;
 extern const sop_op sop_op_bias_act;
 extern const sop_op sop_op_moe_gate;
+extern const sop_op sop_op_experts;
 extern const sop_op sop_op_add;
 extern const sop_op sop_op_softmax;
 extern const sop_op sop_op_sample;
