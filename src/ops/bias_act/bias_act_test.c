@@ -43,7 +43,7 @@ static void the_three_gelus_are_told_apart(void)
                                       {0.84119199, -0.04540231, 2.99636261},
                                       {0.84579576, -0.06434131, 2.98192869}};
     const float x[] = {0.5f, -1, 1}, bias[] = {0.5f, -1, 2};
-    float y[3];
+    float y[3] = {0};
     for (int32_t k = 0; k < sop_op_bias_act.n_rows; k++)
         for (int form = 0; form < 3; form++) {
             if (!activate(&sop_op_bias_act.rows[k], acts[form], 0, x, NULL, bias, 3, y)) continue;
@@ -56,7 +56,7 @@ static void a_residual_goes_inside_or_after(void)
 {
     const float x[] = {0.25f, -0.5f}, bias[] = {0.25f, -1}, r[] = {0.5f, -0.5f};
     const float whole[] = {0.5f, -0.5f}, half[] = {0.5f, -1.5f};
-    float y[2];
+    float y[2] = {0};
     for (int32_t k = 0; k < sop_op_bias_act.n_rows; k++) {
         const sop_row *row = &sop_op_bias_act.rows[k];
         if (!activate(row, SOP_ACT_QUICK_GELU, SOP_RESIDUAL_INSIDE, x, r, bias, 2, y)) continue;
@@ -76,7 +76,7 @@ static void a_residual_goes_inside_or_after(void)
 static void large_inputs_do_not_overflow(void)
 {
     const float x[] = {8, 10.5f, 100, 1e20f, -100, -1e20f};
-    float y[6];
+    float y[6] = {0};
     for (int32_t k = 0; k < sop_op_bias_act.n_rows; k++)
         for (int32_t act = SOP_ACT_SILU; act <= SOP_ACT_RELU; act++) {
             if (!activate(&sop_op_bias_act.rows[k], act, 0, x, NULL, NULL, 6, y)) continue;
@@ -88,7 +88,7 @@ static void large_inputs_do_not_overflow(void)
 static void nan_stays_nan_and_relu_knows_infinity(void)
 {
     const float x[] = {NAN, 1, -INFINITY, INFINITY};
-    float y[4];
+    float y[4] = {0};
     for (int32_t k = 0; k < sop_op_bias_act.n_rows; k++)
         for (int32_t act = SOP_ACT_SILU; act <= SOP_ACT_RELU; act++) {
             if (!activate(&sop_op_bias_act.rows[k], act, 0, x, NULL, NULL, 4, y)) continue;
@@ -100,7 +100,7 @@ static void nan_stays_nan_and_relu_knows_infinity(void)
 /* In half precision the sum must not be rounded before it is activated. */
 static void the_sum_of_halves_is_not_rounded(void)
 {
-    uint16_t x[] = {sop_f32_to_f16(2048)}, r[] = {sop_f32_to_f16(-2048)}, y[1];
+    uint16_t x[] = {sop_f32_to_f16(2048)}, r[] = {sop_f32_to_f16(-2048)}, y[1] = {0};
     float bias[] = {0.5f};
     sop_bias_act_desc d = {.tokens = 1, .dim = 1, .act = SOP_ACT_RELU};
     d.x_dtype = d.r_dtype = d.y_dtype = SOP_F16;

@@ -59,7 +59,7 @@ static sop_status check(const void *desc)
 {
     const sop_experts_desc *d = desc;
     /* With extents below 2^31 no product of two overflows. */
-    const int64_t most = INT32_MAX, block = sop_dtype_block(d->w_dtype);
+    const int64_t most = INT32_MAX, farthest = most << 16, block = sop_dtype_block(d->w_dtype);
     const int64_t sizes[] = {d->rows, d->n, d->k, d->x_stride, d->y_stride, d->w_stride, d->gather};
     for (int32_t i = 0; i < SOP_N(sizes); i++)
         if (sizes[i] < 0 || sizes[i] > most)
@@ -69,10 +69,10 @@ static sop_status check(const void *desc)
                             (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
                             (long long)sizes[3], (long long)sizes[4], (long long)sizes[5],
                             (long long)sizes[6], (long long)most);
-    if (d->experts < 1 || d->experts > 65535 || d->w_expert < 0 || d->w_expert > most << 16)
+    if (d->experts < 1 || d->experts > 65535 || d->w_expert < 0 || d->w_expert > farthest)
         return sop_fail(SOP_E_SHAPE,
                         "experts: experts=%lld w_expert=%lld, must be 1 to 65535, 0 to %lld",
-                        (long long)d->experts, (long long)d->w_expert, (long long)(most << 16));
+                        (long long)d->experts, (long long)d->w_expert, (long long)farthest);
     if (sop_unit(d->x_dtype) == 0 || sop_unit(d->y_dtype) == 0)
         return sop_fail(SOP_E_ARG, "experts: types x %d y %d, must be f32, f16 or bf16", d->x_dtype,
                         d->y_dtype);

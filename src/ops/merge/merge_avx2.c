@@ -40,17 +40,17 @@ static inline void add(const float *x, int64_t apart, const float *w, int64_t pa
 {
     __m256i in[4];
     __m256 s[4];
-    for (int k = 0; k < 4; k++) {
+    for (int64_t k = 0; k < 4; k++) {
         in[k] = lanes(n > 8 * k ? n - 8 * k : 0);
         s[k] = fresh ? _mm256_setzero_ps() : _mm256_maskload_ps(y + 8 * k, in[k]);
     }
     for (int64_t p = 0; p < parts; p++, x += apart) {
         if (w[p] == 0) continue; /* what saw nothing is not read */
         const __m256 f = _mm256_set1_ps(w[p]);
-        for (int k = 0; k < 4; k++)
+        for (int64_t k = 0; k < 4; k++)
             s[k] = _mm256_fmadd_ps(f, _mm256_maskload_ps(x + 8 * k, in[k]), s[k]);
     }
-    for (int k = 0; k < 4; k++) _mm256_maskstore_ps(y + 8 * k, in[k], s[k]);
+    for (int64_t k = 0; k < 4; k++) _mm256_maskstore_ps(y + 8 * k, in[k], s[k]);
 }
 
 static void row(const sop_merge_desc *d, const float *x, const float *lse, float *y, float *out)

@@ -45,7 +45,7 @@ static void a_part_that_saw_nothing_changes_nothing(void)
 /* P-ATT-08 */
 static void natural(const sop_row *row)
 {
-    float x[2] = {1, 0}, lse[2] = {2, 0}, y, out;
+    float x[2] = {1, 0}, lse[2] = {2, 0}, y = 0, out = 0;
     merge(row, 2, 1, x, lse, &y, &out);
     CHECK(fabsf(y - 0.8807971f) < 1e-6f && fabsf(out - 2.1269280f) < 1e-6f);
 }
@@ -58,7 +58,7 @@ static void the_logarithm_is_natural(void)
 static void nothing(const sop_row *row)
 {
     enum { PARTS = 9, V = 11 };
-    float x[PARTS * V], lse[PARTS], y[V], out = 1;
+    float x[PARTS * V], lse[PARTS], y[V] = {0}, out = 1;
     for (int p = 0; p < PARTS; p++) lse[p] = -INFINITY;
     for (int i = 0; i < PARTS * V; i++) x[i] = NAN;
     merge(row, PARTS, V, x, lse, y, &out);
@@ -76,7 +76,7 @@ static void far(const sop_row *row)
 {
     const float at[] = {-19798.99f, 10183.031f, 3e38f};
     for (int k = 0; k < 3; k++) {
-        float x[2] = {1, 3}, lse[2] = {at[k], at[k]}, y, out;
+        float x[2] = {1, 3}, lse[2] = {at[k], at[k]}, y = 0, out = 0;
         merge(row, 2, 1, x, lse, &y, &out);
         CHECK(fabsf(y - 2) < 1e-6f && fabsf(out - (at[k] + 0.6931472f)) < 5e-3f);
     }
@@ -108,7 +108,7 @@ static void many(const sop_row *row)
 {
     enum { PARTS = 1000, V = 35 };
     static float x[PARTS * V], lse[PARTS], y[V];
-    float out;
+    float out = 0;
     for (int p = 0; p < PARTS; p++) {
         lse[p] = p % 2 ? 3 : -INFINITY;
         for (int i = 0; i < V; i++) x[p * V + i] = p % 2 ? (float)(p + i) : NAN;
