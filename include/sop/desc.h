@@ -203,9 +203,8 @@ enum {
  * A part with lse -inf saw no key: its x is not read. Without any other, y = 0 and lse = -inf. */
 typedef struct sop_merge_desc {
     int64_t tokens, parts, heads, v;
-    int64_t x_stride, x_part,
-        x_head; /* between tokens, parts, heads; as if [parts, tokens, heads, v] */
-    int64_t lse_stride, lse_part; /* heads lie side by side */
+    int64_t x_stride, x_part, x_head; /* between tokens, parts, heads; 0: a part after another */
+    int64_t lse_stride, lse_part;     /* its heads lie side by side */
     int64_t y_stride, y_head;
     int32_t x_dtype, y_dtype;
 } sop_merge_desc;
@@ -239,8 +238,8 @@ enum { SOP_GATED_X, SOP_GATED_LIVE, SOP_GATED_Y, SOP_GATED_ROLES };
 /** bias_act: y = act(x + bias + r), or y = act(x + bias) + r (SOP_RESIDUAL_AFTER).
  *
  * x, r, y [tokens, dim], y may be x; bias [dim] f32; bias and r optional
- * Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, sections 2 and 3.1, for the three
- * forms of GELU. */
+ * Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2, for the three forms of
+ * GELU. */
 typedef struct sop_bias_act_desc {
     int64_t tokens, dim;
     int64_t x_stride, r_stride, y_stride;

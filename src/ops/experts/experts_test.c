@@ -19,7 +19,7 @@ static void run(const sop_row *row, int64_t gather, int32_t scatter, int32_t *co
     sop_op_experts.complete(&d);
     for (int64_t e = 0; e < EXPERTS; e++)
         for (int64_t c = 0; c < N; c++) w[(e * N + c) * K] = (float)(e + 1) * powf(10, (float)-c);
-    for (int64_t i = 0; i < ROWS * N; i++) y[i] = -1;
+    for (int i = 0; i < ROWS * N; i++) y[i] = -1;
     const sop_operand args[SOP_EXPERTS_ROLES] = {
         [SOP_EXPERTS_X] = {x, (size_t)ROWS * K * sizeof *x},
         [SOP_EXPERTS_W] = {w, sizeof w},
