@@ -47,6 +47,29 @@ enum {
     SOP_RMSNORM_ROLES
 };
 
+/** layernorm: s = x + r (s = x without r); y = w * (s - m) / sqrt(v + eps) + b, m the mean of s over
+ * dim, v the mean of (s - m)^2.
+ *
+ * x, y [tokens, dim], y may be x; w, b [dim] f32, each optional: 1 and 0 without
+ * r, r_out [tokens, dim] with r's strides: both or neither; r_out receives s and may be r
+ * Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, equation 4. */
+typedef struct sop_layernorm_desc {
+    int64_t tokens, dim;
+    int64_t x_stride, r_stride, y_stride;
+    float eps; /* 0 means 1e-5 */
+    int32_t x_dtype, r_dtype, y_dtype;
+} sop_layernorm_desc;
+enum {
+    SOP_LAYERNORM_X,
+    SOP_LAYERNORM_R,
+    SOP_LAYERNORM_W,
+    SOP_LAYERNORM_B,
+    SOP_LAYERNORM_LIVE,
+    SOP_LAYERNORM_R_OUT,
+    SOP_LAYERNORM_Y,
+    SOP_LAYERNORM_ROLES
+};
+
 /** linear: y[t, at_j + i] = bias_j[i] + sum over k of x[t,k] * w_j[i,k], for up to three weights that
  * share x; at_j = n_0 + ... + n_(j-1).
  *
@@ -170,18 +193,127 @@ enum {
     SOP_ATTENTION_ROLES
 };
 
-/** gated: y[t,i] = act(x[t,i]) * x[t, up + i] for i < dim.
+/** merge: one attention result from partial ones over disjoint keys,
  *
- * x [tokens, up + dim], y [tokens, dim]; silu: g / (1 + exp(-g)); gelu_tanh: the tanh form; gelu:
- * the erf form. */
+ *     y = sum over p of w_p x_p / sum of w_p,  w_p = exp(lse_p - m),  m = max lse_p
+ *     lse = m + log(sum of w_p)
+ *
+ * x [tokens, parts, heads, v] by its strides; lse of the parts [tokens, parts, heads] f32, natural log
+ * y [tokens, heads, v]; lse_out [tokens, heads] f32, optional
+ * A part with lse -inf saw no key: its x is not read. Without any other, y = 0 and lse = -inf. */
+typedef struct sop_merge_desc {
+    int64_t tokens, parts, heads, v;
+    int64_t x_stride, x_part, x_head; /* between tokens, parts, heads; 0: a part after another */
+    int64_t lse_stride, lse_part;     /* its heads lie side by side */
+    int64_t y_stride, y_head;
+    int32_t x_dtype, y_dtype;
+} sop_merge_desc;
+enum {
+    SOP_MERGE_X,
+    SOP_MERGE_LSE,
+    SOP_MERGE_LIVE,
+    SOP_MERGE_Y,
+    SOP_MERGE_LSE_OUT,
+    SOP_MERGE_ROLES
+};
+
+/** gated: y[t,i] = act(x[t,i]) * x[t, up + i] for i < dim; act is silu, gelu_tanh or gelu.
+ *
+ * x [tokens, up + dim], y [tokens, dim] */
 typedef struct sop_gated_desc {
     int64_t tokens, dim, up; /* up: where the second half starts; 0 means dim */
     int64_t x_stride, y_stride;
     int32_t act; /* sop_act */
     int32_t x_dtype, y_dtype, reserved;
 } sop_gated_desc;
-typedef enum sop_act { SOP_ACT_SILU, SOP_ACT_GELU_TANH, SOP_ACT_GELU } sop_act;
+typedef enum sop_act {
+    SOP_ACT_SILU,       /* g / (1 + exp(-g)) */
+    SOP_ACT_GELU_TANH,  /* g (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))) / 2 */
+    SOP_ACT_GELU,       /* g erfc(-g / sqrt 2) / 2 */
+    SOP_ACT_QUICK_GELU, /* g / (1 + exp(-1.702 g)) */
+    SOP_ACT_RELU        /* max(g, 0) */
+} sop_act;
 enum { SOP_GATED_X, SOP_GATED_LIVE, SOP_GATED_Y, SOP_GATED_ROLES };
+
+/** bias_act: y = act(x + bias + r), or y = act(x + bias) + r (SOP_RESIDUAL_AFTER).
+ *
+ * x, r, y [tokens, dim], y may be x; bias [dim] f32; bias and r optional
+ * Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2, for the three forms of
+ * GELU. */
+typedef struct sop_bias_act_desc {
+    int64_t tokens, dim;
+    int64_t x_stride, r_stride, y_stride;
+    int32_t act;      /* sop_act */
+    int32_t residual; /* sop_residual: where r goes */
+    int32_t x_dtype, r_dtype, y_dtype, reserved;
+} sop_bias_act_desc;
+typedef enum sop_residual { SOP_RESIDUAL_INSIDE, SOP_RESIDUAL_AFTER } sop_residual;
+enum {
+    SOP_BIAS_ACT_X,
+    SOP_BIAS_ACT_R,
+    SOP_BIAS_ACT_BIAS,
+    SOP_BIAS_ACT_LIVE,
+    SOP_BIAS_ACT_Y,
+    SOP_BIAS_ACT_ROLES
+};
+
+/** moe_gate: the experts of each token, and the order that brings each expert its tokens. A pair
+ * j < top of token t is number t * top + j.
+ *
+ *     ids[t,:]      the top experts with the largest logits, largest first, ties to the lower index,
+ *                   NaN last
+ *     weights[t,j]  exp(x[t,ids[t,j]]) / sum of exp(x[t,e]), over all experts e (SOP_MOE_ALL: softmax
+ *                   before the choice) or over the chosen (SOP_MOE_CHOSEN: softmax after it, which is
+ *                   also softmax before it renormalised); 0 where all of these are -inf
+ *     counts[e]     pairs that chose expert e
+ *     perm          the pairs in the order of their experts, and within one of their numbers
+ *
+ * x [tokens, experts]; ids [tokens, top] i32; weights [tokens, top] f32; counts [experts] i32; perm
+ * [tokens * top] i32, of which live * top are written */
+typedef struct sop_moe_gate_desc {
+    int64_t tokens, experts, top;
+    int64_t x_stride;
+    int32_t x_dtype;
+    int32_t over; /* sop_moe_over */
+} sop_moe_gate_desc;
+typedef enum sop_moe_over { SOP_MOE_ALL, SOP_MOE_CHOSEN } sop_moe_over;
+enum {
+    SOP_MOE_GATE_X,
+    SOP_MOE_GATE_LIVE,
+    SOP_MOE_GATE_IDS,
+    SOP_MOE_GATE_WEIGHTS,
+    SOP_MOE_GATE_COUNTS,
+    SOP_MOE_GATE_PERM,
+    SOP_MOE_GATE_ROLES
+};
+
+/** experts: a linear whose rows are sorted by their expert: the first counts[0] by expert 0, the next
+ * counts[1] by expert 1, and so on; with row i of them that of expert e,
+ *
+ *     y[out(i), c] = sum over j of x[in(i), j] * w[e, c, j]
+ *
+ * in(i) = perm[i] / gather (gather > 0: x has one row for so many pairs), else i
+ * out(i) = perm[i] (scatter: y has a row for each pair), else i
+ *
+ * x [ceil(rows / gather) or rows, k]; w [experts, n, k] in a format; y [rows, n]
+ * counts [experts] i32, of which those below 0 are 0 and whose sum is at most rows; perm [rows] i32,
+ * rows that are all different, for gather or scatter alone; both as moe_gate makes them */
+typedef struct sop_experts_desc {
+    int64_t rows, experts, n, k;
+    int64_t x_stride, y_stride;
+    int64_t w_stride, w_expert; /* between rows, between experts; in blocks */
+    int64_t gather;
+    int32_t scatter;
+    int32_t x_dtype, w_dtype, y_dtype;
+} sop_experts_desc;
+enum {
+    SOP_EXPERTS_X,
+    SOP_EXPERTS_W,
+    SOP_EXPERTS_COUNTS,
+    SOP_EXPERTS_PERM,
+    SOP_EXPERTS_Y,
+    SOP_EXPERTS_ROLES
+};
 
 /** add: y = a + b, all [tokens, dim]; y may be a. */
 typedef struct sop_add_desc {
@@ -236,9 +368,14 @@ enum { SOP_FINITE_X, SOP_FINITE_LIVE, SOP_FINITE_COUNT, SOP_FINITE_ROLES };
     X(rope) \
     X(kv_append) \
     X(attention) \
+    X(merge) \
     X(linear) \
     X(rmsnorm) \
+    X(layernorm) \
     X(gated) \
+    X(bias_act) \
+    X(moe_gate) \
+    X(experts) \
     X(add) \
     X(softmax) \
     X(sample) \

@@ -135,7 +135,8 @@ enum {
     SOP_ROLE_OPTIONAL = 1u << 2,
     SOP_ROLE_WEIGHT = 1u << 3, /* may come packed: the row's layout says how it lies */
     SOP_ROLE_INDEX = 1u << 4,  /* integers that address something: op->fill makes valid ones */
-    SOP_ROLE_LIVE = 1u << 5, /* i32 [1]: live rows, at most the desc's; the rest stays untouched */
+    SOP_ROLE_LIVE = 1u << 5,  /* i32 [1]: live rows, at most the desc's; the rest stays untouched */
+    SOP_ROLE_TALLY = 1u << 6, /* out, of all live rows together: depends on how many there are */
 };
 
 typedef struct sop_role {

@@ -569,7 +569,7 @@ static void same_bits(const struct setup *s, int32_t run, sop_check_result *r)
     }
 }
 
-/* All rows live: those that were live before must come out the same. */
+/* All rows live: those that were live before must come out the same. Tallies are of all of them. */
 static void same_rows(struct setup *s, const sop_row *row, const sop_operand *with_live,
                       sop_check_result *r)
 {
@@ -581,6 +581,7 @@ static void same_rows(struct setup *s, const sop_row *row, const sop_operand *wi
     for (int32_t i = 0; i < s->op->n_roles; i++) {
         const struct operand *o = &s->operands[i];
         const size_t element = sop_dtype_bytes(o->view.dtype);
+        if (s->op->roles[i].flags & SOP_ROLE_TALLY) continue;
         for (int64_t k = 0; o->out && k < o->n; k++) {
             const size_t at = (size_t)sop_view_at(&o->view, k) * element;
             if (o->bound[k] >= 0 &&

@@ -19,7 +19,7 @@
  * - inputs, and 64 bytes before and after every operand and the scratch, stay as they were; gaps,
  *   scratch and outputs hold NaN before the run, of kinds that differ, so that what reads them, copies
  *   them or leaves them shows
- * - 1, 2 and 3 threads give the same bits; with SOP_ROW_INVARIANT, so do more live rows
+ * - 1, 2 and 3 threads give the same bits; with SOP_ROW_INVARIANT, so do more live rows, tallies aside
  *
  * Live rows are counted along the first extent of the INDEX operands, the least of them, or of
  * operand 0 where there are none. An operation of over 3e7 FLOPs gets the first two trials only. */

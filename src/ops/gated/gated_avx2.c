@@ -4,29 +4,9 @@
 
 #include "core/op.h"
 #include "ops/gated/gated.h"
-#include "ops/simd/vmath_avx2.h"
+#include "ops/simd/act_avx2.h"
 
-static __m256 silu8(__m256 g)
-{
-    return _mm256_mul_ps(g, sop_sigmoid8(g));
-}
-
-/* g (1 + tanh v) / 2 with v = sqrt(2/pi) (g + 0.044715 g^3) is g times the logistic of 2v. */
-static __m256 gelu_tanh8(__m256 g)
-{
-    const __m256 cubic = _mm256_fmadd_ps(_mm256_mul_ps(g, g), _mm256_set1_ps(0.071354816f),
-                                         _mm256_set1_ps(1.5957691f));
-    return _mm256_mul_ps(g, sop_sigmoid8(_mm256_mul_ps(g, cubic)));
-}
-
-static __m256 gelu8(__m256 g)
-{
-    return _mm256_mul_ps(g, sop_normal8(g));
-}
-
-typedef __m256 act8(__m256 g);
-
-static inline void row(act8 *act, const float *g, const float *up, float *y, int64_t n)
+static inline void row(sop_act8 *act, const float *g, const float *up, float *y, int64_t n)
 {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
@@ -53,9 +33,9 @@ static void blocks(const void *arg, int64_t begin, int64_t end, int32_t worker)
         const float *g = (const float *)call->args[SOP_GATED_X].data + t * d->x_stride + from;
         float *y = (float *)call->args[SOP_GATED_Y].data + t * d->y_stride + from;
         switch (d->act) {
-        case SOP_ACT_SILU: row(silu8, g, g + d->up, y, n); break;
-        case SOP_ACT_GELU_TANH: row(gelu_tanh8, g, g + d->up, y, n); break;
-        default: row(gelu8, g, g + d->up, y, n); break;
+        case SOP_ACT_SILU: row(sop_silu8, g, g + d->up, y, n); break;
+        case SOP_ACT_GELU_TANH: row(sop_gelu_tanh8, g, g + d->up, y, n); break;
+        default: row(sop_gelu8, g, g + d->up, y, n); break;
         }
     }
 }

@@ -1,23 +1,7 @@
-/* Portable: libm's float functions, arranged so that no exponential overflows. */
-#include <math.h>
-
+/* Portable: libm's float functions. */
 #include "core/op.h"
+#include "ops/gated/act.h"
 #include "ops/gated/gated.h"
-
-static float logistic(float x)
-{
-    const float t = expf(-fabsf(x));
-    return (x < 0 ? t : 1) / (1 + t);
-}
-
-static float act(int32_t kind, float g)
-{
-    switch (kind) {
-    case SOP_ACT_SILU: return g * logistic(g);
-    case SOP_ACT_GELU_TANH: return g * logistic(1.5957691f * g * (1 + 0.044715f * g * g));
-    default: return g * (0.5f * erfcf(-0.70710678f * g));
-    }
-}
 
 static void blocks(const void *arg, int64_t begin, int64_t end, int32_t worker)
 {
@@ -30,7 +14,7 @@ static void blocks(const void *arg, int64_t begin, int64_t end, int32_t worker)
         const int64_t to = from + SOP_GATED_BLOCK < d->dim ? from + SOP_GATED_BLOCK : d->dim;
         const float *x = (const float *)call->args[SOP_GATED_X].data + t * d->x_stride;
         float *y = (float *)call->args[SOP_GATED_Y].data + t * d->y_stride;
-        for (int64_t i = from; i < to; i++) y[i] = act(d->act, x[i]) * x[d->up + i];
+        for (int64_t i = from; i < to; i++) y[i] = sop_act_f32(d->act, x[i]) * x[d->up + i];
     }
 }
 

@@ -2,9 +2,10 @@
  * has 8 parts, which compilers turn into vectors. */
 #include "core/op.h"
 #include "ops/linear/dequant.h"
+#include "ops/linear/dot.h"
 #include "ops/linear/linear.h"
 
-enum { COLUMNS = 256, PARTS = 8, TOKENS = 16 };
+enum { COLUMNS = 256, TOKENS = 16 };
 
 const char *sop_linear_c_refuse(const void *desc)
 {
@@ -21,14 +22,6 @@ struct job {
     int64_t at, tokens;
 };
 
-static void dot(const float *x, const float *w, int64_t n, float sum[PARTS])
-{
-    int64_t i = 0;
-    for (; i + PARTS <= n; i += PARTS)
-        for (int64_t p = 0; p < PARTS; p++) sum[p] += x[i + p] * w[i + p];
-    for (int64_t p = 0; i + p < n; p++) sum[p] += x[i + p] * w[i + p];
-}
-
 static void some_rows(const void *arg, int64_t begin, int64_t end, int32_t worker)
 {
     const struct job *job = arg;
@@ -43,15 +36,15 @@ static void some_rows(const void *arg, int64_t begin, int64_t end, int32_t worke
                              (size_t)(i * d->w_stride[job->j]) * sop_dtype_bytes(dtype);
         for (int64_t t0 = 0; t0 < job->tokens; t0 += TOKENS) {
             const int64_t n = job->tokens - t0 < TOKENS ? job->tokens - t0 : TOKENS;
-            float sum[TOKENS][PARTS] = {{0}}, w[COLUMNS];
+            float sum[TOKENS][SOP_DOT_PARTS] = {{0}}, w[COLUMNS];
             for (int64_t k0 = 0; k0 < d->k; k0 += COLUMNS) {
                 const int64_t kn = d->k - k0 < COLUMNS ? d->k - k0 : COLUMNS;
                 sop_dequant_row(dtype, row + (size_t)(k0 / block) * sop_dtype_bytes(dtype), kn, w);
-                for (int64_t t = 0; t < n; t++) dot(x + (t0 + t) * d->x_stride + k0, w, kn, sum[t]);
+                for (int64_t t = 0; t < n; t++)
+                    sop_dot(x + (t0 + t) * d->x_stride + k0, w, kn, sum[t]);
             }
             for (int64_t t = 0; t < n; t++) {
-                const float *s = sum[t];
-                const float y = ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
+                const float y = sop_dot_sum(sum[t]);
                 ((float *)job->call->args[SOP_LINEAR_Y]
                      .data)[(t0 + t) * d->y_stride + job->at + i] = bias ? y + bias[i] : y;
             }

@@ -1,0 +1,17 @@
+/* ops/bias_act: the contract is in sop/desc.h. */
+#ifndef OPS_BIAS_ACT_H
+#define OPS_BIAS_ACT_H
+
+#include "sop/desc.h"
+
+/* The work is cut into blocks of this many columns of a row, so that one token keeps all workers
+ * busy; a multiple of 8, so that no lane depends on the cut. */
+enum { SOP_BIAS_ACT_BLOCK = 512 };
+
+sop_status sop_bias_act_reference(const sop_call *call, const sop_judge *judge); /* _ref.c */
+sop_status sop_bias_act_ref(const sop_call *call);
+sop_status sop_bias_act_f32_c(const sop_call *call);    /* bias_act_c.c */
+sop_status sop_bias_act_f32_avx2(const sop_call *call); /* bias_act_avx2.c */
+sop_status sop_bias_act_cuda(const sop_call *call);     /* bias_act_cuda.cu: takes everything */
+
+#endif
