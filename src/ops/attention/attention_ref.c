@@ -12,12 +12,12 @@
  *
  *   |o' - o| <= sum p_j (exp(e_j) - 1) (|v_j| + |o|) + (64 + 3 t) u (sum p |v| + |o|) + 4 u |o|
  *
- * A row that rounds (SOP_ROW_ROUNDS) multiplies queries and weights of the keys' type, u' for u: a
- * float32 query is off by u' |q| more, a weight in the numerator by u' of itself; each also by 2^-25,
- * which float16 loses at its lower end.
- *
- * and never more than the spread of the values, for what is computed is a mean of them too. The
- * log-sum-exp is off by at most sum p_j (exp(e_j) - 1), and by max e_j. Weights under 2^-126 may be
+ * where the first term is never more than the spread of the values, for what is computed is a mean of
+ * them too. A row that rounds (SOP_ROW_ROUNDS) multiplies queries and weights of the keys' type, u' for
+ * u: a float32 query is off by u' |q| more, a weight in the numerator by u' of itself; each also by 2^-25,
+ * which float16 loses at its lower end. The sum in the denominator is of weights that are not rounded, so
+ * that what the numerator is off by comes on top of the spread.
+ * The log-sum-exp is off by at most sum p_j (exp(e_j) - 1), and by max e_j. Weights under 2^-126 may be
  * taken as 0. */
 #include <math.h>
 
@@ -108,19 +108,19 @@ static void put_channel(const struct row *r, const sop_judge *judge, int64_t i, 
     const sop_attention_desc *d = r->call->desc;
     const void *pool = r->call->args[SOP_ATTENTION_V_POOL].data;
     const double p_unit = r->rounds ? sop_unit(d->kv_dtype) : 0;
-    double o = 0, size = 0, off = 0, least = INFINITY, most = -INFINITY;
+    double o = 0, size = 0, off = 0, rounded = 0, least = INFINITY, most = -INFINITY;
     for (int64_t j = 0; j < r->hi - r->lo; j++) {
         const double v = sop_load(pool, d->kv_dtype, r->v_at[j] + i), p = r->p[j];
         o += p * v;
         if (!judge) continue;
         size += p * fabs(v);
         off += (r->p_off[j] + 0x1p-120) * fabs(v);
-        if (p_unit > 0) off += (p_unit * p + 0x1p-25 / r->l) * fabs(v);
+        if (p_unit > 0) rounded += (p_unit * p + 0x1p-25 / r->l) * fabs(v);
         least = v < least ? v : least;
         most = v > most ? v : most;
     }
-    off = fmin(off + r->weights_off * fabs(o), most - least) + r->sums * (size + fabs(o)) +
-          4 * SOP_U32 * fabs(o);
+    off = fmin(off + r->weights_off * fabs(o), most - least) + rounded +
+          r->sums * (size + fabs(o)) + 4 * SOP_U32 * fabs(o);
     sop_put(r->call, judge, SOP_ATTENTION_O, d->o_dtype, at, dense, o, r->hi > r->lo ? off : 0);
 }
 
