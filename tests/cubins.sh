@@ -14,8 +14,10 @@ PATH=$(dirname "$dump"):$PATH # it calls nvdisasm
 
 # Names of kernels, and instructions that each of them has.
 purpose='
-_sm90$   HGMMA                    products by warpgroups
-_sm90$   UTMALDG                  loads by TMA
+(prefill|skinny|gemm)_sm90$   HGMMA     products by warpgroups
+(prefill|skinny|gemm)_sm90$   UTMALDG   loads by TMA
+layer_decode_sm90$            HMMA      products by warps
+layer_decode_sm90$            LDGSTS[A-Z0-9.]*\.128   weights in 16 bytes
 _wide$   LDG\.E[A-Z0-9.]*\.128    loads of 16 bytes
 _wide$   STG\.E[A-Z0-9.]*\.128    stores of 16 bytes
 _sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
@@ -23,6 +25,7 @@ _sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
 # Bytes of local memory that kernels may have; all others keep to their registers.
 allowed='
 sop_linear_any   192   its arguments, taken by an index
+sop_layer_decode_sm90   64   sincosf of large angles
 '
 # Each op with a floor row has kernels of its name that are not hot.
 floors=$(ls src/ops/*/*_cuda.cu | sed 's,src/ops/\(.*\)/.*,sop_\1_,')

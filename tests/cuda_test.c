@@ -96,21 +96,29 @@ struct opened {
     int64_t vocab;
 };
 
-/* device NULL: the CPU. */
-static int open_model(struct opened *o, sop_device *device, const char *file,
-                      const sop_config *config, const sop_limits *limits)
+/* device NULL: the CPU; without: a row that is left out, or NULL. */
+static int open_path(struct opened *o, sop_device *device, const char *path, const char *without,
+                     const sop_config *config, const sop_limits *limits)
 {
-    char path[512];
     sop_model_facts facts = {0};
     *o = (struct opened){0};
-    (void)snprintf(path, sizeof path, SOP_TEST_DATA "/tiny/%s", file);
     sop_status s = sop_runtime_create(config, device, "", &o->rt);
+    if (s == SOP_OK && without)
+        s = sop_planner_quarantine(sop_runtime_planner(o->rt), without, "the test leaves it out");
     if (s == SOP_OK) s = sop_model_open(o->rt, path, &o->model);
     if (s == SOP_OK) s = sop_model_super(o->model, limits, &o->super);
     if (s != SOP_OK) printf("%s: %s\n", path, sop_last_error());
     if (s == SOP_OK) sop_model_facts_of(o->model, &facts);
     o->vocab = facts.vocab;
     return s == SOP_OK;
+}
+
+static int open_model(struct opened *o, sop_device *device, const char *file,
+                      const sop_config *config, const sop_limits *limits)
+{
+    char path[512];
+    (void)snprintf(path, sizeof path, SOP_TEST_DATA "/tiny/%s", file);
+    return open_path(o, device, path, NULL, config, limits);
 }
 
 static void close_model(struct opened *o)
@@ -266,6 +274,96 @@ static void batches_of_any_length_say_what_the_cpu_says_from_few_graphs(void)
     }
 }
 
+/* ---- a layer in one kernel ---- */
+
+#define LAYER "layer_decode_sm90"
+
+static void find_layer(void *ctx, const sop_explain_line *l)
+{
+    if (l->variant && strcmp(l->variant, LAYER) == 0) *(int *)ctx += 1;
+}
+
+enum { LAYER_STEPS = 90, LAYER_SEQS = 5 };
+
+/* Prompts of some lengths, then steps of one token each, every seventh with more tokens of the first
+ * sequences; the tokens are given. Logits of each sequence's last token, [LAYER_STEPS][LAYER_SEQS]. */
+static int walk(struct opened *o, int32_t seqs, float *logits)
+{
+    static const int32_t lengths[LAYER_SEQS] = {130, 1, 700, 64, 63};
+    int32_t seq[LAYER_SEQS], next[LAYER_SEQS], ids[1024];
+    for (int32_t i = 0; i < 1024; i++) ids[i] = (int32_t)((i * 7919 + 13) % o->vocab);
+    for (int32_t s = 0; s < seqs; s++)
+        if (sop_super_open(o->super, &seq[s]) != SOP_OK) return 0;
+    for (int32_t i = 0; i < LAYER_STEPS; i++) {
+        sop_step_item items[LAYER_SEQS];
+        for (int32_t s = 0; s < seqs; s++)
+            items[s] = (sop_step_item){.seq = seq[s],
+                                       .n_ids = i == 0                ? lengths[s]
+                                                : i % 7 == 6 && s < 2 ? 2 - s
+                                                                      : 1,
+                                       .ids = ids + (i * 31 + s * 17) % 300,
+                                       .want = SOP_WANT_LAST};
+        if (sop_super_step(o->super, items, seqs, next,
+                           logits + (size_t)(i * LAYER_SEQS) * (size_t)o->vocab) != SOP_OK) {
+            printf("step %d: %s\n", i, sop_last_error());
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Each rounds to 16 bits in other places: the activations of every layer, some 2^-9 of their size. */
+static void a_layer_in_one_kernel_says_what_its_modules_say(void)
+{
+    static const char *const shapes[] = {"synth:" SOP_TEST_DATA "/shapes/head64.json",
+                                         "synth:" SOP_TEST_DATA "/shapes/head64.json:f16",
+                                         "synth:" SOP_TEST_DATA "/shapes/head128.json",
+                                         "synth:" SOP_TEST_DATA "/shapes/head128.json:bf16"};
+    sop_config config;
+    sop_config_defaults(&config);
+    config.guard = SOP_GUARD_OFF;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int32_t seqs = 1; seqs <= LAYER_SEQS; seqs++) {
+            const sop_limits limits = {
+                .ctx = 1024, .max_seqs = seqs, .max_tokens = 1024, .max_outs = seqs};
+            struct opened one, many;
+            int found = 0;
+            if (!open_path(&one, card, shapes[i], NULL, &config, &limits) ||
+                !open_path(&many, card, shapes[i], LAYER, &config, &limits)) {
+                CHECK(0);
+                continue;
+            }
+            CHECK(sop_super_explain(one.super, seqs, 1, 100, find_layer, &found) == SOP_OK);
+            CHECK(found > 0);
+            const size_t row = (size_t)one.vocab;
+            float *a = calloc(LAYER_STEPS * LAYER_SEQS * row, sizeof *a);
+            float *b = calloc(LAYER_STEPS * LAYER_SEQS * row, sizeof *b);
+            CHECK(walk(&one, seqs, a) && walk(&many, seqs, b));
+            double most = 0;
+            for (int32_t k = 0; k < LAYER_STEPS * LAYER_SEQS; k++) {
+                double err = 0, all = 0;
+                if (k % LAYER_SEQS >= seqs) continue;
+                for (size_t v = 0; v < row; v++) {
+                    const double x = a[(size_t)k * row + v], y = b[(size_t)k * row + v];
+                    err += (x - y) * (x - y);
+                    all += y * y;
+                }
+                const double off = sqrt(err / all);
+                if (!(off <= most)) most = off;
+            }
+            sop_super_counts counts;
+            sop_super_counts_of(one.super, &counts);
+            if (!(most < 0.02) || counts.retries)
+                printf("%s, %d sequences: off by %g, %llu retries\n", shapes[i], seqs, most,
+                       (unsigned long long)counts.retries);
+            CHECK(most < 0.02 && counts.retries == 0);
+            free(a);
+            free(b);
+            close_model(&one);
+            close_model(&many);
+        }
+}
+
 int main(void)
 {
     if (sop_device_cuda(0, &card) != SOP_OK) {
@@ -283,6 +381,7 @@ int main(void)
     RUN(exact_numerics_agree_with_transformers_as_graphs);
     RUN(fast_numerics_stay_near);
     RUN(batches_of_any_length_say_what_the_cpu_says_from_few_graphs);
+    RUN(a_layer_in_one_kernel_says_what_its_modules_say);
     sop_device_destroy(card);
     return test_report();
 }

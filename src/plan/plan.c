@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "ops/ops.h"
+#include "ops/spans/spans.h"
 #include "plan/journal.h"
 #include "plan/planner.h"
 #include "plan/store.h"
@@ -477,9 +478,11 @@ bool sop_planner_span(sop_planner *p, const sop_op *const *ops, const void *cons
 {
     bool found = false;
     (void)pthread_mutex_lock(&p->lock);
-    for (int32_t k = p->n_added; k-- > 0 && !found;) {
-        const sop_row *row = p->added[k].row;
+    for (int32_t i = 0; !found; i++) { /* the added ones, newest first, then the library's */
+        const sop_row *row =
+            i < p->n_added ? p->added[p->n_added - 1 - i].row : &sop_spans[i - p->n_added];
         int32_t m = 0;
+        if (!row->name) break;
         if (!row->span) continue;
         while (row->span[m] && m < n && strcmp(row->span[m], ops[m]->name) == 0) m++;
         if (row->span[m]) continue;

@@ -1,13 +1,4 @@
-#include "ops/attention/attention_cuda.cuh"
-#include "ops/attention/decode_sm80.cuh"
-
-/* What the plan says. */
-enum { GRID, SEG_COST };
-
-static int64_t parts_of(const sop_attention_desc *d)
-{
-    return (d->heads / d->kv_heads + DECODE_GROUP - 1) / DECODE_GROUP;
-}
+#include "ops/attention/decode_cuda.cuh"
 
 extern "C" const char *sop_attention_decode_refuse(const void *desc)
 {
@@ -18,7 +9,7 @@ extern "C" const char *sop_attention_decode_refuse(const void *desc)
         return "over 256 queries, or over 16 a sequence";
     if (!(d->paths & (SOP_ROW_FLASH | SOP_ROW_TILED))) return "no path of it is a candidate";
     if (d->page % DECODE_UNIT) return "pages are no multiple of 16 tokens";
-    if (d->tokens * d->kv_heads * parts_of(d) * DECODE_GROUP > SOP_CUDA_COUNTERS)
+    if (d->tokens * d->kv_heads * sop_decode_parts(d) * DECODE_GROUP > SOP_CUDA_COUNTERS)
         return "too many heads of too many queries";
     return NULL;
 }
@@ -38,21 +29,8 @@ extern "C" sop_status sop_attention_decode_plan(const void *desc, const int32_t 
 template <typename T, typename QO> static sop_status run(const sop_call *call)
 {
     const sop_attention_desc *d = (const sop_attention_desc *)call->desc;
-    const unsigned grid = (unsigned)call->split->word[GRID];
-    decode_args p = {sop_attention_args_of(call)};
-    p.q_stride = d->q_stride, p.q_head = d->q_head;
-    p.o_stride = d->o_stride, p.o_head = d->o_head;
-    p.kp_page = d->kp_page, p.kp_token = d->kp_token, p.kp_head = d->kp_head;
-    p.vp_page = d->vp_page, p.vp_token = d->vp_token, p.vp_head = d->vp_head;
-    p.tokens = (int)d->tokens, p.seqs = (int)d->seqs;
-    p.heads = (int)d->heads, p.group = (int)(d->heads / d->kv_heads), p.parts = (int)parts_of(d);
-    p.page = (int)d->page, p.table_stride = (int)d->table_stride;
-    p.window = (int)d->window, p.causal = d->causal;
-    p.seg_cost = (int)call->split->word[SEG_COST];
-    p.scale = d->scale, p.cap = d->cap;
-    p.part_o = (float *)call->scratch;
-    p.part_ml = (float2 *)(p.part_o + (size_t)grid * 2 * DECODE_GROUP * d->k);
-    p.arrived = sop_cuda_counters(call);
+    const unsigned grid = (unsigned)call->split->word[DECODE_GRID];
+    const decode_args p = sop_decode_args_of(call);
     return sop_launch(d->k == 64 ? sop_decode_sm80<T, QO, 64> : sop_decode_sm80<T, QO, 128>, grid,
                       DECODE_WARPS * 32, call, p);
 }

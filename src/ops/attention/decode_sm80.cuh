@@ -49,13 +49,19 @@ SOP_DEV void decode_segment_at(const int *prefix, int heads, int seg_cost, int u
     s->begin = max(u, s->first);
     s->end = min(u_end, s->last);
 }
-SOP_DEV uint4 decode_load(const void *p, bool live)
+/* FIXED: nothing writes it while the kernel runs. */
+template <bool FIXED> SOP_DEV uint4 decode_load(const void *p, bool live)
 {
     uint4 x = {0, 0, 0, 0};
-    if (live)
+    if (live && FIXED)
         asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                      : "l"(p));
+    if (live && !FIXED)
+        asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "l"(p)
+                     : "memory");
     return x;
 }
 #define DECODE_MMA(T, TYPE) \
@@ -92,25 +98,33 @@ template <int HEAD> struct decode_regs {
     int lo, hi; /* keys of the unit that count; hi 0: no unit */
 };
 
-/* Q and O are T or float. */
-template <typename T, typename QO, int HEAD>
-static __global__ __launch_bounds__(DECODE_WARPS * 32,
-                                    1) void sop_decode_sm80(const __grid_constant__ decode_args p)
-{
-    enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP };
+/* What the warps of a CTA share. */
+template <int HEAD> struct decode_shared {
     enum { MOST = DECODE_MOST_TOKENS, PITCH = HEAD + 4 };
-    typedef decode_regs<HEAD> regs;
-    __shared__ int prefix[MOST + 1], warp_sum[WARPS], start_token;
-    __shared__ int seq_of[MOST], lo_of[MOST], hi_of[MOST];
-    __shared__ float sm_m[WARPS][GROUP], sm_l[WARPS][GROUP];
-    __shared__ float sm_o[WARPS][GROUP * PITCH];
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-    const int n_heads = p.heads / p.group * p.parts;
-    const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
+    int prefix[MOST + 1], warp_sum[DECODE_WARPS], start_token; /* costs of one head before a query */
+    int seq_of[MOST], lo_of[MOST], hi_of[MOST];                /* the keys that each query sees */
+    float m[DECODE_WARPS][DECODE_GROUP], l[DECODE_WARPS][DECODE_GROUP];
+    float o[DECODE_WARPS][DECODE_GROUP * PITCH];
+};
 
-    /* the keys that each query sees; the cost of one head of all queries before it */
+SOP_DEV int decode_heads(const decode_args &p)
+{
+    return p.heads / p.group * p.parts;
+}
+
+/* Units of a CTA. */
+SOP_DEV int decode_share(const decode_args &p, const int *prefix)
+{
+    const int total = prefix[DECODE_MOST_TOKENS] * decode_heads(p);
+    return max((int)DECODE_WARPS, (total + (int)gridDim.x - 1) / (int)gridDim.x);
+}
+
+/* The list of the work, from what a step brings: counts, lengths. */
+template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared<HEAD> &sh)
+{
+    enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT };
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     int cost = 0;
-    sop_begin();
     if (tid < p.tokens) {
         /* Mostly a sequence has one query, its own: what that takes is read at once. */
         const int seqs = (int)sop_live_rows(p.a.live, p.seqs), guess = min(tid, p.seqs - 1);
@@ -119,13 +133,13 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32,
             s = sop_sequence_of(p.a.q_start, seqs, tid);
             if (s >= 0) q0 = p.a.q_start[s], q1 = p.a.q_start[s + 1], keys = p.a.kv_len[s];
         }
-        seq_of[tid] = s;
-        lo_of[tid] = hi_of[tid] = 0;
+        sh.seq_of[tid] = s;
+        sh.lo_of[tid] = sh.hi_of[tid] = 0;
         if (s >= 0) {
             const int pos = tid - q0 + keys - (q1 - q0), hi = !p.causal ? keys : max(pos + 1, 0);
-            lo_of[tid] = min(p.window > 0 ? max(pos - p.window + 1, 0) : 0, hi);
-            hi_of[tid] = hi;
-            cost = hi > lo_of[tid] ? (hi + UNIT - 1) / UNIT - lo_of[tid] / UNIT + p.seg_cost : 0;
+            sh.lo_of[tid] = min(p.window > 0 ? max(pos - p.window + 1, 0) : 0, hi);
+            sh.hi_of[tid] = hi;
+            cost = hi > sh.lo_of[tid] ? (hi + UNIT - 1) / UNIT - sh.lo_of[tid] / UNIT + p.seg_cost : 0;
         }
     }
     int sum = cost;
@@ -133,21 +147,36 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32,
         const int y = __shfl_up_sync(~0u, sum, x);
         if (lane >= x) sum += y;
     }
-    if (lane == 31) warp_sum[warp] = sum;
-    if (tid == 0) prefix[0] = 0;
+    if (lane == 31) sh.warp_sum[warp] = sum;
+    if (tid == 0) sh.prefix[0] = 0;
     __syncthreads();
-    int total = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        if (w < warp) sum += warp_sum[w];
-        total += warp_sum[w];
-    }
-    prefix[tid + 1] = sum;
-    total *= n_heads;
-    const int share = max(WARPS, (total + (int)gridDim.x - 1) / (int)gridDim.x);
-    const int u0 = blockIdx.x * share, u1 = min(total, u0 + share);
-    if (u0 < sum * n_heads && u0 >= (sum - cost) * n_heads) start_token = tid;
+    for (int w = 0; w < WARPS; w++)
+        if (w < warp) sum += sh.warp_sum[w];
+    sh.prefix[tid + 1] = sum;
     __syncthreads();
+    const int heads = decode_heads(p), u0 = blockIdx.x * decode_share(p, sh.prefix);
+    if (u0 < sum * heads && u0 >= (sum - cost) * heads) sh.start_token = tid;
+    __syncthreads();
+}
+
+/* What follows the list, for a block of DECODE_WARPS. Q and O are T or float. FIXED: nothing writes keys
+ * and values while the kernel runs. */
+template <typename T, typename QO, int HEAD, bool FIXED>
+SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
+{
+    enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP };
+    enum { PITCH = decode_shared<HEAD>::PITCH };
+    typedef decode_regs<HEAD> regs;
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
+    const int n_heads = decode_heads(p), share = decode_share(p, sh.prefix);
+    const int total = sh.prefix[DECODE_MOST_TOKENS] * n_heads;
+    const int u0 = blockIdx.x * share, u1 = min(total, u0 + share);
+    const int *prefix = sh.prefix, *seq_of = sh.seq_of, *lo_of = sh.lo_of, *hi_of = sh.hi_of;
+    auto &sm_m = sh.m;
+    auto &sm_l = sh.l;
+    auto &sm_o = sh.o;
     /* queries that see nothing */
     for (int i = blockIdx.x; i < p.tokens; i += gridDim.x) {
         if (seq_of[i] < 0 || hi_of[i] > lo_of[i]) continue;
@@ -160,7 +189,7 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32,
 
     /* the loads run two steps ahead of the arithmetic, across segments: page, then K and V */
     decode_segment ahead, seg;
-    ahead.token = seg.token = start_token;
+    ahead.token = seg.token = sh.start_token;
     decode_segment_at(prefix, n_heads, p.seg_cost, u0, u1, &ahead);
     int u = ahead.begin + warp, next_page = 0, next_at = 0, next_lo = 0, next_hi = 0, next_head = 0;
     regs next, cur;
@@ -193,14 +222,14 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32,
         for (int r = 0; r < 2; r++)
 #pragma unroll
             for (int c = 0; c < regs::K; c++)
-                next.k[r][c] = decode_load(k + (g + 8 * r) * p.kp_token + (t + 4 * c) * 8,
+                next.k[r][c] = decode_load<FIXED>(k + (g + 8 * r) * p.kp_token + (t + 4 * c) * 8,
                                            g + 8 * r >= next_lo && g + 8 * r < next_hi);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             const int slot = 2 * t + r % 2 + r / 2 * 8;
 #pragma unroll
             for (int c = 0; c < regs::V; c++)
-                next.v[r][c] = decode_load(v + slot * p.vp_token + (g + 8 * c) * 8,
+                next.v[r][c] = decode_load<FIXED>(v + slot * p.vp_token + (g + 8 * c) * 8,
                                            slot >= next_lo && slot < next_hi);
         }
     };
@@ -236,6 +265,7 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32,
     for (bool more = next_segment(u0); more;) {
         float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 
+#pragma unroll FIXED ? 4 : 1 /* beside other code it must stay small */
         for (int x = seg.begin + warp; x < seg.end; x += WARPS) {
             cur = next;
             fetch_kv();
@@ -348,20 +378,32 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32,
             write = __shfl_sync(~0u, before, 0) == last - first;
             if (write) {
                 __threadfence();
+                /* lane i has the weight of partial result i: all their loads go out together */
+                const int n = last - first + 1;
+                auto slot_of = [&](int i) {
+                    const int cta = first + i;
+                    return ((int64_t)cta * 2 + (done.first >= cta * share)) * GROUP + warp;
+                };
                 top = -INFINITY;
                 den = 0;
 #pragma unroll
                 for (int i = 0; i < D; i++) y[i] = 0;
-#pragma unroll 4
-                for (int i = first; i <= last; i++) {
-                    const int64_t at2 = ((int64_t)i * 2 + (done.first >= i * share)) * GROUP + warp;
-                    const float2 ml = __ldcg(p.part_ml + at2);
-                    const float up = fmaxf(top, ml.x), f0 = decode_exp2((top - up) * k2),
-                                f1 = decode_exp2((ml.x - up) * k2);
-                    den = den * f0 + ml.y * f1;
+                for (int from = 0; from < n; from += 32) {
+                    float2 ml = make_float2(-INFINITY, 0);
+                    if (from + lane < n) ml = __ldcg(p.part_ml + slot_of(from + lane));
+                    const float up = fmaxf(top, sop_warp_max(ml.x));
+                    const float before_f = decode_exp2((top - up) * k2);
+                    const float f = decode_exp2((ml.x - up) * k2);
+                    den = den * before_f + sop_warp_sum(ml.y * f);
 #pragma unroll
-                    for (int e = 0; e < D; e++)
-                        y[e] = y[e] * f0 + __ldcg(p.part_o + at2 * HEAD + lane * D + e) * f1;
+                    for (int e = 0; e < D; e++) y[e] *= before_f;
+#pragma unroll 4
+                    for (int i = 0; i < min(n - from, 32); i++) {
+                        const float *o_of = p.part_o + slot_of(from + i) * HEAD + lane * D;
+                        const float by = __shfl_sync(~0u, f, i);
+#pragma unroll
+                        for (int e = 0; e < D; e++) y[e] += __ldcg(o_of + e) * by;
+                    }
                     top = up;
                 }
             }
@@ -378,6 +420,16 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32,
         }
         __syncthreads(); /* sm_* are free */
     }
+}
+
+template <typename T, typename QO, int HEAD>
+static __global__ __launch_bounds__(DECODE_WARPS * 32,
+                                    1) void sop_decode_sm80(const __grid_constant__ decode_args p)
+{
+    __shared__ decode_shared<HEAD> sh;
+    sop_begin();
+    decode_list(p, sh);
+    decode_body<T, QO, HEAD, true>(p, sh);
 }
 
 #endif

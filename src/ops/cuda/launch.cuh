@@ -44,7 +44,7 @@ static inline sop_status sop_launch_cluster(void (*kernel)(P...), dim3 grid, dim
     config.stream = sop_stream(call);
     config.attrs = attrs;
     config.numAttrs = (unsigned)n;
-    if (shared > 48 * 1024)
+    if (shared) /* beside what the kernel has of its own */
         (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    (int)shared);
     (void)cudaLaunchKernelEx(&config, kernel, args...);

@@ -1,0 +1,16 @@
+/* ops/spans: rows that cover several modules at once. */
+#ifndef OPS_SPANS_H
+#define OPS_SPANS_H
+
+#include "sop/desc.h"
+
+/* The library's own, best first; the last one has no name. */
+extern const sop_row sop_spans[];
+
+/* A decoder layer of few tokens: layer_decode_sm90.cu */
+const char *sop_layer_decode_refuse(const void *desc);
+sop_status sop_layer_decode_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                 size_t budget, sop_split *split);
+sop_status sop_layer_decode_sm90(const sop_call *call);
+
+#endif
