@@ -167,8 +167,8 @@ static sop_status config_of(sop_file *f, const char *shape, size_t n)
             at += (size_t)snprintf(known + at, sizeof known - at, "%s%s", at ? ", " : "", s->name);
     }
     if (!memchr(shape, '/', n) && !memchr(shape, '.', n))
-        return sop_fail(SOP_E_NOT_FOUND, "no shape %.*s: there are %s, or a config.json", (int)n,
-                        shape, known);
+        return sop_fail(SOP_E_NOT_FOUND, "no shape \"%.*s\": there are %s, or a config.json",
+                        (int)n, shape, known);
     char *path = sop_file_take_str(f, shape, n);
     if (!path) return SOP_E_NOMEM;
     if (access(path, F_OK) != 0)
