@@ -1,7 +1,7 @@
 /* A whole decoder layer for up to 8 tokens in one kernel: norm, q k v, rope, append, attention, output,
  * norm, gate and up, activation, down. What counts for so few tokens is how often the card waits: here
  * the CTAs, one a multiprocessor, meet four times, and while they wait the weights of what comes next are
- * on their way, into registers and into the L2.
+ * on their way, into shared memory and into the L2.
  *
  *     norm | q k v, rope, append   meet   attention   meet   output + residual
  *     meet   norm | gate, up, activation   meet   down
@@ -31,7 +31,8 @@ enum {
     LAYER_TOKENS = 8,
     LAYER_STEPS = 4,           /* of 32 k, 1 kB a warp each, are loaded together: a block */
     LAYER_BLOCK = LAYER_STEPS * 1024,
-    LAYER_MOST_BLOCKS = 4,     /* of a warp's ring */
+    LAYER_BLOCKS = 2,          /* of a warp's ring: to ask for more takes longer than it hides */
+    LAYER_RING = DECODE_WARPS * LAYER_BLOCKS * LAYER_BLOCK,
     LAYER_SHARED = 184 * 1024, /* what the attention leaves of it */
     LAYER_L2 = 28 << 20        /* bytes that may wait in the L2 */
 };
@@ -40,7 +41,8 @@ enum {
 enum {
     LAYER_TURNS = LAYER_TOKENS * 64 * 8,
     LAYER_PARTS = 2 * DECODE_WARPS * 128 * 4,
-    LAYER_RING_AT = LAYER_TURNS + LAYER_PARTS
+    LAYER_RING_AT = LAYER_TURNS + LAYER_PARTS,
+    LAYER_ROWS_AT = LAYER_RING_AT + LAYER_RING
 };
 
 struct layer_weight {
@@ -67,7 +69,7 @@ struct layer_args {
     void *q_out, *act_out, *y;
     int64_t q_stride, act_stride, y_stride, att_stride;
     int64_t pages;
-    int tokens, d, heads, kv_heads, act, blocks; /* blocks: of a ring */
+    int tokens, d, heads, kv_heads, act;
     int *met; /* [2], zero before and after */
 };
 
@@ -178,11 +180,11 @@ SOP_DEV void layer_load(const layer_weight &p, int kind, layer_walk *w, uint32_t
     layer_skip<T, HEAD>(p, kind, w);
 }
 
-/* The first loads of a product are on their way from here on; what follows them, into the L2. */
+/* The first loads of a product are on their way from here on. */
 template <typename T, int HEAD>
-SOP_DEV void layer_start(const layer_weight &p, int kind, uint32_t ring, int blocks, layer_walk *w)
+SOP_DEV void layer_start(const layer_weight &p, int kind, uint32_t ring, layer_walk *w)
 {
-    const int chunks = p.k / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int chunks = p.k / 32, warp = threadIdx.x / 32;
     w->n_tiles = kind == LAYER_PAIRS ? p.n[0] / 8 : (p.n[0] + p.n[1] + p.n[2]) / 16;
     w->each = (chunks + DECODE_WARPS - 1) / DECODE_WARPS;
     w->first = warp * w->each;
@@ -191,28 +193,7 @@ SOP_DEV void layer_start(const layer_weight &p, int kind, uint32_t ring, int blo
     w->step = 0;
     layer_seek<T, HEAD>(p, kind, w);
 #pragma unroll 1
-    for (int b = 0; b < blocks; b++) layer_load<T, HEAD>(p, kind, w, ring + b * LAYER_BLOCK);
-    layer_walk next = *w;
-#pragma unroll 1
-    for (int b = 0; b < LAYER_MOST_BLOCKS && next.tile < next.n_tiles; b++) {
-        const int steps = min((int)LAYER_STEPS, next.count - next.step);
-        if (lane % 4 == 0 && steps > 0) { /* a row's first thread for all of it */
-            layer_fetch_l2(next.lo + next.step * 64, steps * 64);
-            layer_fetch_l2(next.hi + next.step * 64, steps * 64);
-        }
-        layer_skip<T, HEAD>(p, kind, &next);
-    }
-}
-
-/* Until the loads of at most blocks - 1 blocks are under way. */
-SOP_DEV void layer_loaded(int blocks)
-{
-    if (blocks == 4)
-        asm volatile("cp.async.wait_group 3;" ::: "memory");
-    else if (blocks == 3)
-        asm volatile("cp.async.wait_group 2;" ::: "memory");
-    else
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    for (int b = 0; b < LAYER_BLOCKS; b++) layer_load<T, HEAD>(p, kind, w, ring + b * LAYER_BLOCK);
 }
 
 SOP_DEV uint4 layer_shared(uint32_t at)
@@ -228,8 +209,8 @@ SOP_DEV uint4 layer_shared(uint32_t at)
 /* The product of a walk that has started. xs: the tokens' rows. out(tile, row of the tile, token, sum of
  * that row, sum of its partner), for 16 rows, or for 8 that have partners. */
 template <typename T, int HEAD, typename Out>
-SOP_DEV void layer_run(const layer_weight &p, int kind, uint32_t ring, int blocks, layer_walk *w,
-                       uint32_t xs, int pitch, int tokens, float (*part)[DECODE_WARPS][128], Out out)
+SOP_DEV void layer_run(const layer_weight &p, int kind, uint32_t ring, layer_walk *w, uint32_t xs,
+                       int pitch, int tokens, float (*part)[DECODE_WARPS][128], Out out)
 {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const uint32_t x = xs + g * pitch + w->first * 64 + t * 16;
@@ -240,7 +221,7 @@ SOP_DEV void layer_run(const layer_weight &p, int kind, uint32_t ring, int block
 #pragma unroll 1
         for (int at = 0; at < w->each; at += LAYER_STEPS) {
             const uint32_t from = ring + slot * LAYER_BLOCK;
-            layer_loaded(blocks);
+            asm volatile("cp.async.wait_group %0;" ::"n"(LAYER_BLOCKS - 1) : "memory");
 #pragma unroll
             for (int s = 0; s < LAYER_STEPS; s++) {
                 if (at + s >= w->count) break;
@@ -252,7 +233,7 @@ SOP_DEV void layer_run(const layer_weight &p, int kind, uint32_t ring, int block
                 decode_mma(T(), d1, lo.z, hi.z, lo.w, hi.w, v.z, v.w);
             }
             layer_load<T, HEAD>(p, kind, w, from);
-            if (++slot == blocks) slot = 0;
+            slot = (slot + 1) % LAYER_BLOCKS;
         }
         /* 8 shares of k into one; the other half of part is free by the time it comes again */
         float *mine = part[half][warp];
@@ -415,13 +396,13 @@ static __global__ __launch_bounds__(LAYER_THREADS,
     const int tid = threadIdx.x, warp = tid / 32, grid = gridDim.x;
     float2 *turns = (float2 *)shared; /* [tokens, HEAD / 2] */
     float(*part)[DECODE_WARPS][128] = (float(*)[DECODE_WARPS][128])(shared + LAYER_TURNS);
-    uint8_t *xs = shared + LAYER_RING_AT + DECODE_WARPS * p.blocks * LAYER_BLOCK;
-    const uint32_t ring = smem_addr(shared) + LAYER_RING_AT + warp * p.blocks * LAYER_BLOCK +
-                          tid % 32 * 16;
+    uint8_t *xs = shared + LAYER_ROWS_AT;
+    const uint32_t ring =
+        smem_addr(shared) + LAYER_RING_AT + warp * LAYER_BLOCKS * LAYER_BLOCK + tid % 32 * 16;
     layer_walk walk;
     int meetings = 0;
     grid_go();
-    layer_start<T, HEAD>(p.weight[0], layer_kind(0), ring, p.blocks, &walk);
+    layer_start<T, HEAD>(p.weight[0], layer_kind(0), ring, &walk);
     /* What a step brings, counts, lengths, positions, slots, was there before its first kernel began. */
     const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
     if (warp < 2) layer_prefetch(p.norm[warp].w, 4 * p.d, 4 * p.d);
@@ -467,11 +448,11 @@ static __global__ __launch_bounds__(LAYER_THREADS,
                 ((T *)p.y)[tok * p.y_stride + row] = sop_from_float<T>(x);
             }
         };
-        layer_run<T, HEAD>(weight, layer_kind(product), ring, p.blocks, &walk, smem_addr(xs), pitch,
+        layer_run<T, HEAD>(weight, layer_kind(product), ring, &walk, smem_addr(xs), pitch,
                            tokens, part, out);
         if (product == 3) break;
         layer_arrive(p.met);
-        layer_start<T, HEAD>(p.weight[product + 1], layer_kind(product + 1), ring, p.blocks, &walk);
+        layer_start<T, HEAD>(p.weight[product + 1], layer_kind(product + 1), ring, &walk);
         const int64_t bytes = 2 * (int64_t)p.weight[2].n[0] * p.weight[2].k;
         if (product == 0 && warp < 2) layer_prefetch(p.weight[2].w[warp], bytes, LAYER_L2 / 3);
         if (product == 0 && warp == 2 && 3 * bytes <= LAYER_L2)

@@ -21,14 +21,6 @@ enum {
     AT_DOWN = AT_GATED + SOP_GATED_ROLES
 };
 
-/* Blocks of a ring beside the tokens' rows. */
-static int layer_blocks(int64_t row_bytes)
-{
-    const int64_t room = LAYER_SHARED - LAYER_RING_AT - row_bytes;
-    const int64_t blocks = room < 0 ? 0 : room / (DECODE_WARPS * LAYER_BLOCK);
-    return (int)(blocks < LAYER_MOST_BLOCKS ? blocks : LAYER_MOST_BLOCKS);
-}
-
 static const char *refuse_linear(const sop_linear_desc *d, int32_t type)
 {
     if (d->x_dtype != type || d->y_dtype != type) return "x or y of a product has another type";
@@ -100,7 +92,8 @@ extern "C" const char *sop_layer_decode_refuse(const void *desc)
         return "q, k and v do not lie side by side";
     const int64_t widest = d > gated->dim ? d : gated->dim;
     const int64_t most = widest > output->k ? widest : output->k;
-    if (layer_blocks(tokens * layer_pitch((int)most)) < 2) return "too wide for so many tokens";
+    if (LAYER_ROWS_AT + tokens * layer_pitch((int)most) > LAYER_SHARED)
+        return "too wide for so many tokens";
     return NULL;
 }
 
@@ -212,9 +205,7 @@ extern "C" sop_status sop_layer_decode_sm90(const sop_call *call)
     p.met = sop_cuda_counters(call) + SOP_CUDA_COUNTERS - 2;
     int widest = p.d;
     for (int i = 0; i < 4; i++) widest = p.weight[i].k > widest ? p.weight[i].k : widest;
-    const int rows = p.tokens * layer_pitch(widest);
-    p.blocks = layer_blocks(rows);
-    const size_t shared = (size_t)(LAYER_RING_AT + DECODE_WARPS * p.blocks * LAYER_BLOCK + rows);
+    const size_t shared = LAYER_ROWS_AT + (size_t)p.tokens * layer_pitch(widest);
     const unsigned grid = (unsigned)call->split->word[DECODE_GRID];
     if (core->kv_dtype == SOP_F16)
         return sop_launch_cluster(core->k == 64 ? sop_layer_decode_sm90<__half, 64>
