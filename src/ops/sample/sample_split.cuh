@@ -2,10 +2,11 @@
  * it can:
  *
  *   first    the largest logit, and of each group of 64 the largest: greedy ends. The k-th largest of the
- *            groups is a lower bound of top_k's cut that leaves few more than k tokens.
- *   second   top_k: marks the tokens from that bound on; the last block lists and filters them exactly:
- *            ends. Neither top_k nor top_p: the mass of each tile; the last block finds the draw's tile, then
- *            its token: ends. top_p alone: bins of mass by the distance from the largest.
+ *            groups is a lower bound of top_k's cut that leaves few more than k tokens: when they lie in few
+ *            chunks, the last block lists and filters them exactly: ends.
+ *   second   top_k with many chunks: marks the tokens from that bound on; the last block lists them: ends.
+ *            Neither top_k nor top_p: the mass of each tile; the last block finds the draw's tile, then its
+ *            token: ends. top_p alone: bins of mass by the distance from the largest.
  *   third    top_p alone: marks the tokens of the bin with the cut, and sums the tiles before it. Also all
  *            of a row that fits no list, in one block, as the floor row does it.
  *
@@ -28,6 +29,8 @@ enum {
     SPLIT_MOST_TILES = 32, /* a lane each; and a chunk a thread */
     SPLIT_LIST = 4 * SPLIT_THREADS, /* the longest list: 4 tokens a thread */
     SPLIT_BINS = 2 * SPLIT_THREADS,
+    SPLIT_FEW = 256, /* tokens: each is compared with each other */
+    SPLIT_NEAR = 128, /* chunks: one block reads them */
 };
 /* What is left to do for a row. */
 enum { SPLIT_DONE, SPLIT_LISTED, SPLIT_TILES_ALONE, SPLIT_BINNED, SPLIT_FLOOR };
@@ -42,6 +45,7 @@ struct split_head {
     sop_mass target;             /* of top_p alone: the bin with its cut, and the mass that it wants */
     int bin, kind;               /* of this bin */
     uint32_t low;                /* nothing with a smaller key survives */
+    sop_sampling s;
 };
 struct split_state {
     split_head head;
@@ -69,7 +73,13 @@ struct split_shared {
     union {
         sop_mass bins[SPLIT_BINS];
         int list[SPLIT_LIST];
+        struct {
+            int few_list[SPLIT_FEW]; /* the list's begin */
+            sop_mass order[SPLIT_FEW], weight[SPLIT_FEW];
+        };
     };
+    uint32_t words[SPLIT_NEAR][8]; /* marks of chunks */
+    int chunk[SPLIT_NEAR];
     sop_mass digits[256], part[32], tile_mass[32], over;
     uint32_t low[32], high[32];
     sop_sampling s;
@@ -93,14 +103,6 @@ template <typename T> SOP_DEV split_row<T> split_row_at(const split_args &p, int
     r.groups = p.groups + b * p.tiles * 32;
     r.marks = p.marks + b * p.tiles * SPLIT_THREADS;
     return r;
-}
-
-/* The row's parameters, which may lie at any address. */
-SOP_DEV void split_params(const split_args &p, int64_t b, split_shared &sh)
-{
-    if (threadIdx.x < sizeof sh.s)
-        ((unsigned char *)&sh.s)[threadIdx.x] = ((const unsigned char *)(p.params + b))[threadIdx.x];
-    __syncthreads();
 }
 
 /* Eight logits from i on; NaN behind the end, -0 is 0. */
@@ -187,10 +189,10 @@ SOP_DEV sop_mass split_before(sop_mass own, sop_mass *all, split_shared &sh)
 
 /* The largest key at which the measure w of what has this key or a larger one reaches the target, 1 to the
  * sum of all; above: the measure of the larger ones. Four elements a thread. Eight bits of the keys' range a
- * step, in bins. */
+ * step, in bins. It may end early, at a smaller key, when what it then takes too much measures up to slack. */
 template <typename M>
-SOP_DEV uint32_t split_select(const uint32_t (&key)[4], const M (&w)[4], M target, M *above,
-                              split_shared &sh)
+SOP_DEV uint32_t split_select(const uint32_t (&key)[4], const M (&w)[4], M target, M slack,
+                              M *above, split_shared &sh)
 {
     M *digits = (M *)sh.digits;
     const int tid = threadIdx.x, lane = tid % 32;
@@ -207,7 +209,8 @@ SOP_DEV uint32_t split_select(const uint32_t (&key)[4], const M (&w)[4], M targe
     low = __reduce_min_sync(~0u, sh.low[lane]);
     high = __reduce_max_sync(~0u, sh.high[lane]);
     M over = 0;
-    for (int left = 32 - __clz(high - low); left > 0;) {
+    int left = 32 - __clz(high - low);
+    while (left > 0) {
         const int wide = min(8, left);
         left -= wide;
         if (tid < 256) digits[tid] = 0;
@@ -233,14 +236,16 @@ SOP_DEV uint32_t split_select(const uint32_t (&key)[4], const M (&w)[4], M targe
                 while (at + digits[digit] < target) at += digits[digit--];
                 sh.digit = digit;
                 sh.over = at;
+                sh.flag = digits[digit] <= slack;
             }
         }
         __syncthreads();
         prefix = prefix << wide | sh.digit;
         over = (M)sh.over;
+        if (sh.flag) break;
     }
     *above = over;
-    return low + prefix;
+    return low + (prefix << left);
 }
 
 /* Drop what stands behind the `ties` first of those with key `cut`; elements are in the order of their
@@ -290,26 +295,32 @@ SOP_DEV void split_find(const int64_t first, const int *index, const sop_mass (&
     }
 }
 
-/* The marked tokens into sh.list, in order; how many there are, also when it is more than fit. */
-template <typename T> SOP_DEV int split_expand(const split_args &p, const split_row<T> &r, split_shared &sh)
+/* The marked tokens of all chunks into sh.list, in order; how many there are, also when it is more than
+ * fit. A thread brings the marks of a chunk. */
+SOP_DEV int split_expand(const uint32_t (&words)[8], int chunk, split_shared &sh)
 {
-    const int tid = threadIdx.x;
-    uint32_t words[8] = {0}; /* of chunk tid */
-    if (tid < p.tiles * 32) {
-        const uint4 *m = (const uint4 *)r.marks + 2 * tid;
-        const uint4 a = __ldcg(m), b = __ldcg(m + 1);
-        words[0] = a.x, words[1] = a.y, words[2] = a.z, words[3] = a.w;
-        words[4] = b.x, words[5] = b.y, words[6] = b.z, words[7] = b.w;
-    }
     sop_mass n = 0, all;
     for (int i = 0; i < 8; i++) n += __popc(words[i]);
     int at = (int)split_before(n, &all, sh);
     if (all <= SPLIT_LIST)
         for (int i = 0; i < 8; i++)
             for (uint32_t rest = words[i]; rest; rest &= rest - 1)
-                sh.list[at++] = tid * 256 + i * 32 + __ffs(rest) - 1;
+                sh.list[at++] = chunk * 256 + i * 32 + __ffs(rest) - 1;
     __syncthreads();
     return (int)all;
+}
+/* The same of the row's marks. */
+template <typename T>
+SOP_DEV int split_expand_marks(const split_args &p, const split_row<T> &r, split_shared &sh)
+{
+    uint32_t words[8] = {0};
+    if (threadIdx.x < p.tiles * 32) {
+        const uint4 *m = (const uint4 *)r.marks + 2 * threadIdx.x;
+        const uint4 a = __ldcg(m), b = __ldcg(m + 1);
+        words[0] = a.x, words[1] = a.y, words[2] = a.z, words[3] = a.w;
+        words[4] = b.x, words[5] = b.y, words[6] = b.z, words[7] = b.w;
+    }
+    return split_expand(words, threadIdx.x, sh);
 }
 
 /* This thread's four of the n listed tokens: index, key, and 1 where there is one. */
@@ -331,7 +342,7 @@ SOP_DEV uint32_t split_cut_mass(const split_head &st, const uint32_t (&key)[4],
                                 split_shared &sh)
 {
     sop_mass above;
-    const uint32_t cut = split_select(key, w, target, &above, sh);
+    const uint32_t cut = split_select(key, w, target, (sop_mass)0, &above, sh);
     const sop_mass each = split_weight(st, split_logit(cut));
     split_drop(key, index, w, cut, (target - above + each - 1) / each, sh);
     return cut;
@@ -347,7 +358,7 @@ SOP_DEV void split_draw(const split_args &p, const split_row<T> &r, const split_
     const sop_mass mass = tid < p.tiles ? sh.tile_mass[tid] : 0;
     sop_mass all, own = 0, tile_all, w[8];
     const sop_mass before = split_before(mass, &all, sh);
-    const sop_mass point = split_point(sh.s, all);
+    const sop_mass point = split_point(st.s, all);
     if (point >= before && point < before + mass) {
         sh.index = tid;
         sh.over = before;
@@ -367,47 +378,138 @@ SOP_DEV void split_draw(const split_args &p, const split_row<T> &r, const split_
     split_find(first, NULL, w, at, own, rest, id);
 }
 
+/* ---- a list ---- */
+
+/* Few tokens, one a thread: how many stand before it, and their mass, tell what stays. */
+template <typename T>
+SOP_DEV void split_end_few(const split_row<T> &r, const split_head &st, int n, int32_t *id,
+                           split_shared &sh)
+{
+    const int tid = threadIdx.x, k = min(st.s.top_k, n);
+    const bool mine = tid < n;
+    int index = 0, rank = 0;
+    float z = 0;
+    sop_mass order = 0, w = 0, before = 0, all;
+    if (mine) {
+        index = sh.few_list[tid];
+        z = sop_to_float(r.logits[index]) + 0.0f;
+        order = (sop_mass)split_key(z) << 32 | (uint32_t)~index;
+        w = split_weight(st, z);
+        sh.order[tid] = order;
+        sh.weight[tid] = w;
+    }
+    __syncthreads();
+    for (int j = 0; j < n && mine; j++) {
+        if (sh.order[j] <= order) continue;
+        rank++;
+        before += sh.weight[j];
+    }
+    if (mine && rank == k - 1) sh.over = before + w;
+    __syncthreads();
+    bool stays = mine && rank < k;
+    if (st.s.top_p > 0 && st.s.top_p < 1) stays = stays && before < split_share(st.s.top_p, sh.over);
+    const sop_mass kept[1] = {stays ? split_kept(st, z) : 0};
+    const sop_mass at = split_before(kept[0], &all, sh);
+    split_find(0, &index, kept, at, kept[0], split_point(st.s, all), id);
+}
+
+/* Filter the n listed tokens one filter after the other, and draw. */
+template <typename T>
+SOP_DEV void split_end_list(const split_row<T> &r, const split_head &st, int n, int32_t *id,
+                            split_shared &sh)
+{
+    if (n <= SPLIT_FEW) {
+        split_end_few(r, st, n, id, sh);
+        return;
+    }
+    const sop_sampling s = st.s;
+    int index[4];
+    uint32_t key[4], there[4], above;
+    sop_mass w[4], all, own = 0;
+    split_take(r, n, index, key, there, sh);
+    if (n > s.top_k) {
+        const uint32_t cut = split_select(key, there, (uint32_t)s.top_k, 0u, &above, sh);
+        split_drop(key, index, there, cut, s.top_k - above, sh);
+    }
+    for (int e = 0; e < 4; e++) own += w[e] = there[e] ? split_weight(st, split_logit(key[e])) : 0;
+    if (s.top_p > 0 && s.top_p < 1) {
+        (void)split_before(own, &all, sh);
+        (void)split_cut_mass(st, key, index, w, split_share(s.top_p, all), sh);
+    }
+    own = 0;
+    for (int e = 0; e < 4; e++) own += w[e] = w[e] ? split_kept(st, split_logit(key[e])) : 0;
+    const sop_mass before = split_before(own, &all, sh);
+    split_find(0, index, w, before, own, split_point(s, all), id);
+}
+
 /* ---- first ---- */
+
+/* top_k: where its tokens lie. When that is in few chunks, list them and end. g: the largest keys of the
+ * groups of chunk tid. */
+template <typename T>
+SOP_DEV int split_begin_listed(const split_args &p, const split_row<T> &r, split_head &st,
+                               const uint4 &g, int32_t *id, split_shared &sh)
+{
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const uint32_t key[4] = {g.x, g.y, g.z, g.w};
+    sop_mass all;
+    st.low = 1;
+    if (r.vocab > SPLIT_LIST) {
+        uint32_t w[4], above;
+        sop_mass own = 0;
+        for (int e = 0; e < 4; e++) own += w[e] = key[e] != 0;
+        (void)split_before(own, &all, sh);
+        if (st.s.top_k > (int64_t)all) return SPLIT_FLOOR;
+        st.low = split_select(key, w, (uint32_t)st.s.top_k, 64u, &above, sh);
+    }
+    const bool mine = max(max(g.x, g.y), max(g.z, g.w)) >= st.low;
+    const int at = (int)split_before(mine, &all, sh), n = (int)all;
+    if (n > SPLIT_NEAR) return SPLIT_LISTED;
+    if (mine) sh.chunk[at] = tid;
+    __syncthreads();
+    for (int first = warp; first < n; first += 64) {
+        float z[2][8];
+        for (int k = 0; k < 2; k++)
+            if (first + 32 * k < n) split_load(r, sh.chunk[first + 32 * k] * 256 + lane * 8, z[k]);
+        for (int k = 0; k < 2; k++) {
+            if (first + 32 * k >= n) break;
+            uint32_t bits = 0;
+            for (int e = 0; e < 8; e++) bits |= (split_key(z[k][e]) >= st.low) << e;
+            ((uint8_t *)sh.words[first + 32 * k])[lane] = (uint8_t)bits;
+        }
+    }
+    __syncthreads();
+    uint32_t words[8] = {0};
+    for (int i = 0; i < 8 && tid < n; i++) words[i] = sh.words[tid][i];
+    const int listed = split_expand(words, tid < n ? sh.chunk[tid] : 0, sh);
+    if (listed > SPLIT_LIST) return SPLIT_FLOOR;
+    split_end_list(r, st, listed, id, sh);
+    return SPLIT_DONE;
+}
 
 /* What is to be done for a row, whose largest key is top and whose smallest is least. */
 template <typename T>
 SOP_DEV void split_begin_row(const split_args &p, const split_row<T> &r, uint32_t top, uint32_t least,
-                             split_shared &sh)
+                             const uint4 &g, int32_t *id, split_shared &sh)
 {
-    const int tid = threadIdx.x;
-    const sop_sampling s = sh.s;
     split_head st = {};
+    st.s = sh.s;
     st.max = (double)split_logit(top);
-    st.per_degree = 1 / (double)s.temperature;
-    st.least = fmin((double)s.min_p, 1.0); /* the largest weight is 1 */
+    st.per_degree = 1 / (double)st.s.temperature;
+    st.least = fmin((double)st.s.min_p, 1.0); /* the largest weight is 1 */
     const double spread = fmin(split_distance(st, split_logit(least)), SPLIT_FAR);
     st.bins_per_unit = SPLIT_BINS / fmax(spread, 1e-300);
-    if (s.top_k > 0 && s.top_k < r.vocab) {
-        st.kind = SPLIT_LISTED;
-        st.low = 1;
-        if (r.vocab > SPLIT_LIST) {
-            uint32_t key[4] = {0}, w[4], above;
-            sop_mass own = 0, all;
-            if (tid < p.tiles * 32) {
-                const uint4 g = __ldcg(r.groups + tid);
-                key[0] = g.x, key[1] = g.y, key[2] = g.z, key[3] = g.w;
-            }
-            for (int e = 0; e < 4; e++) own += w[e] = key[e] != 0;
-            (void)split_before(own, &all, sh);
-            if (s.top_k <= (int64_t)all)
-                st.low = split_select(key, w, (uint32_t)s.top_k, &above, sh);
-            else
-                st.kind = SPLIT_FLOOR;
-        }
+    if (st.s.top_k > 0 && st.s.top_k < r.vocab) {
+        st.kind = split_begin_listed(p, r, st, g, id, sh);
     } else {
-        const bool mass = s.top_p > 0 && s.top_p < 1;
+        const bool mass = st.s.top_p > 0 && st.s.top_p < 1;
         double far = SPLIT_FAR;
         /* a little more than min_p keeps */
-        if (!mass && s.min_p > 0) far = fmin(far, 1e-6 - log(st.least));
-        st.low = sop_sample_key(__double2float_rd(st.max - far * (double)s.temperature) + 0.0f);
+        if (!mass && st.s.min_p > 0) far = fmin(far, 1e-6 - log(st.least));
+        st.low = sop_sample_key(__double2float_rd(st.max - far * (double)st.s.temperature) + 0.0f);
         st.kind = mass ? SPLIT_BINNED : SPLIT_TILES_ALONE;
     }
-    if (tid == 0) r.state->head = st;
+    if (threadIdx.x == 0) r.state->head = st;
 }
 
 template <typename T>
@@ -417,12 +519,14 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(s
     __shared__ split_shared sh;
     sop_begin();
     const int64_t b = blockIdx.x;
-    if (b >= sop_live_rows(p.live, p.d.rows)) return;
-    split_params(p, b, sh);
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, parts = gridDim.y;
+    uint8_t byte = 0; /* of the row's parameters, which may lie at any address */
+    if (tid < sizeof sh.s) byte = ((const uint8_t *)(p.params + b))[tid];
+    if (b >= sop_live_rows(p.live, p.d.rows)) return;
+    if (tid < sizeof sh.s) ((uint8_t *)&sh.s)[tid] = byte;
     const int from = p.tiles * blockIdx.y / parts, to = p.tiles * (blockIdx.y + 1) / parts;
     const split_row<T> r = split_row_at<T>(p, b);
-    const bool sampled = sh.s.temperature > 0;
+    bool sampled = false;
     uint32_t best = 0, below = ~0u; /* the smallest key less 1, so that 0 counts for nothing */
     int at = 0;
     for (int tile = from; tile < to; tile += AHEAD) {
@@ -431,6 +535,10 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(s
         for (int k = 0; k < AHEAD; k++) {
             const int64_t i = (int64_t)(tile + k) * SPLIT_TILE + tid * 8;
             if (tile + k < to) split_load(r, i, z[k]);
+        }
+        if (tile == from) { /* the parameters, while the first tiles come */
+            __syncthreads();
+            sampled = sh.s.temperature > 0;
         }
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
@@ -471,11 +579,13 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(s
         if (lane == 0) r.state->top[blockIdx.y] = top, r.state->below[blockIdx.y] = below;
     }
     if (!split_last(p.arrived + b, parts, sh)) return;
+    uint4 g = {0, 0, 0, 0};
+    if (sampled && tid < p.tiles * 32) g = __ldcg(r.groups + tid);
     top = lane < parts ? __ldcg(&r.state->top[lane]) : 0;
     below = lane < parts ? __ldcg(&r.state->below[lane]) : ~0u;
     reduce(top, below);
     if (top && sampled) {
-        split_begin_row(p, r, (uint32_t)(top >> 32), below + 1, sh);
+        split_begin_row(p, r, (uint32_t)(top >> 32), below + 1, g, p.ids + b, sh);
     } else if (tid == 0) {
         p.ids[b] = top ? INT32_MAX - (int)(uint32_t)top : -1;
         r.state->head.kind = SPLIT_DONE;
@@ -484,44 +594,13 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(s
 
 /* ---- second ---- */
 
-/* Filter the listed tokens one filter after the other, and draw. */
-template <typename T>
-SOP_DEV void split_end_listed(const split_args &p, const split_row<T> &r, const split_head &st,
-                              int32_t *id, split_shared &sh)
-{
-    const sop_sampling s = sh.s;
-    const int n = split_expand(p, r, sh);
-    if (n > SPLIT_LIST) {
-        if (threadIdx.x == 0) r.state->head.kind = SPLIT_FLOOR;
-        return;
-    }
-    int index[4];
-    uint32_t key[4], there[4], above;
-    sop_mass w[4], all, own = 0;
-    split_take(r, n, index, key, there, sh);
-    if (n > s.top_k) {
-        const uint32_t cut = split_select(key, there, (uint32_t)s.top_k, &above, sh);
-        split_drop(key, index, there, cut, s.top_k - above, sh);
-    }
-    for (int e = 0; e < 4; e++) own += w[e] = there[e] ? split_weight(st, split_logit(key[e])) : 0;
-    if (s.top_p > 0 && s.top_p < 1) {
-        (void)split_before(own, &all, sh);
-        (void)split_cut_mass(st, key, index, w, split_share(s.top_p, all), sh);
-    }
-    own = 0;
-    for (int e = 0; e < 4; e++) own += w[e] = w[e] ? split_kept(st, split_logit(key[e])) : 0;
-    const sop_mass before = split_before(own, &all, sh);
-    split_find(0, index, w, before, own, split_point(s, all), id);
-    if (threadIdx.x == 0) r.state->head.kind = SPLIT_DONE;
-}
-
 /* The bin in which the cut of top_p lies. */
-SOP_DEV void split_end_binned(split_state *state, split_shared &sh)
+SOP_DEV void split_end_binned(split_state *state, float top_p, split_shared &sh)
 {
     const int tid = threadIdx.x;
     const sop_mass a = __ldcg(&state->bins[2 * tid]), b = __ldcg(&state->bins[2 * tid + 1]);
     sop_mass all, before = split_before(a + b, &all, sh);
-    const sop_mass target = split_share(sh.s.top_p, all);
+    const sop_mass target = split_share(top_p, all);
     if (before >= target || before + a + b < target) return;
     const bool second = before + a < target;
     if (second) before += a;
@@ -537,19 +616,19 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
     const int64_t b = blockIdx.x;
     if (b >= sop_live_rows(p.live, p.d.rows)) return;
     const split_row<T> r = split_row_at<T>(p, b);
+    const int tid = threadIdx.x, parts = gridDim.y;
+    const int from = p.tiles * blockIdx.y / parts, to = p.tiles * (blockIdx.y + 1) / parts;
+    uint4 g = r.groups[from * 32 + tid / 32]; /* on its way with the head */
     const split_head st = r.state->head;
     const int kind = st.kind;
     if (kind == SPLIT_DONE || kind == SPLIT_FLOOR) return;
-    split_params(p, b, sh);
-    const int tid = threadIdx.x, parts = gridDim.y;
-    const int from = p.tiles * blockIdx.y / parts, to = p.tiles * (blockIdx.y + 1) / parts;
     if (kind == SPLIT_BINNED) {
         for (int i = tid; i < SPLIT_BINS; i += SPLIT_THREADS) sh.bins[i] = 0;
         __syncthreads();
     }
     for (int tile = from; tile < to; tile++) {
         const int64_t i = (int64_t)tile * SPLIT_TILE + tid * 8;
-        const uint4 g = r.groups[tile * 32 + tid / 32];
+        if (tile > from) g = r.groups[tile * 32 + tid / 32];
         const bool read = max(max(g.x, g.y), max(g.z, g.w)) >= st.low;
         float z[8];
         if (read) split_load(r, i, z);
@@ -578,9 +657,11 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
     }
     if (!split_last(p.arrived + b, parts, sh)) return;
     if (kind == SPLIT_LISTED) {
-        split_end_listed(p, r, st, p.ids + b, sh);
+        const int n = split_expand_marks(p, r, sh);
+        if (n <= SPLIT_LIST) split_end_list(r, st, n, p.ids + b, sh);
+        if (tid == 0) r.state->head.kind = n <= SPLIT_LIST ? SPLIT_DONE : SPLIT_FLOOR;
     } else if (kind == SPLIT_BINNED) {
-        split_end_binned(r.state, sh);
+        split_end_binned(r.state, st.s.top_p, sh);
     } else {
         if (tid < p.tiles) sh.tile_mass[tid] = __ldcg(&r.state->mass[tid]);
         __syncthreads();
@@ -607,20 +688,20 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(s
     const int64_t b = blockIdx.x;
     if (b >= sop_live_rows(p.live, p.d.rows)) return;
     const split_row<T> r = split_row_at<T>(p, b);
+    const int tid = threadIdx.x, parts = gridDim.y;
+    const int from = p.tiles * blockIdx.y / parts, to = p.tiles * (blockIdx.y + 1) / parts;
+    uint4 g = r.groups[from * 32 + tid / 32];
     const split_head st = r.state->head;
-    const int kind = st.kind, tid = threadIdx.x, parts = gridDim.y;
+    const int kind = st.kind, bin = st.bin;
     if (kind != SPLIT_BINNED && (kind != SPLIT_FLOOR || blockIdx.y > 0)) return;
-    split_params(p, b, sh);
     if (kind == SPLIT_FLOOR) {
-        const int id = split_floor(p, b, st.max, sh.s);
+        const int id = split_floor(p, b, st.max, st.s);
         if (tid == 0) p.ids[b] = id;
         return;
     }
-    const int from = p.tiles * blockIdx.y / parts, to = p.tiles * (blockIdx.y + 1) / parts;
-    const int bin = st.bin;
     for (int tile = from; tile < to; tile++) {
         const int64_t i = (int64_t)tile * SPLIT_TILE + tid * 8;
-        const uint4 g = r.groups[tile * 32 + tid / 32];
+        if (tile > from) g = r.groups[tile * 32 + tid / 32];
         const uint32_t top = max(max(g.x, g.y), max(g.z, g.w));
         const bool read = top >= st.low && split_bin(st, split_distance(st, split_logit(top))) <= bin;
         float z[8];
@@ -638,9 +719,9 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(s
         if (tid == 0) r.state->mass[tile] = all;
     }
     if (!split_last(p.arrived + b, parts, sh)) return;
-    const int n = split_expand(p, r, sh);
+    const int n = split_expand_marks(p, r, sh);
     if (n > SPLIT_LIST) {
-        const int id = split_floor(p, b, st.max, sh.s);
+        const int id = split_floor(p, b, st.max, st.s);
         if (tid == 0) p.ids[b] = id;
         return;
     }
