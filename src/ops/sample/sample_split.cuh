@@ -4,11 +4,13 @@
  *   first    the largest logit, and of each group of 64 the largest: greedy ends. The k-th largest of the
  *            groups is a lower bound of top_k's cut that leaves few more than k tokens: when they lie in few
  *            chunks, the last block lists and filters them exactly: ends.
- *   second   top_k with many chunks: marks the tokens from that bound on; the last block lists them: ends.
- *            Neither top_k nor top_p: the mass of each tile; the last block finds the draw's tile, then its
- *            token: ends. top_p alone: bins of mass by the distance from the largest.
- *   third    top_p alone: marks the tokens of the bin with the cut, and sums the tiles before it. Also all
- *            of a row that fits no list, in one block, as the floor row does it.
+ *   second   Neither top_k nor top_p: the mass of each tile; the last block finds the draw's tile, then its
+ *            token: ends. Else bins by the distance from the largest, of mass for top_p alone, of tokens for
+ *            top_k; the last block finds the bin with the cut.
+ *   third    Of top_k, marks the tokens down to this bin and lists them. Are these too many, or is there top_p
+ *            alone: marks the tokens of this bin, and sums the mass of each tile before it; the last block
+ *            finds the cut, the tile, the token. And in one block, as the floor row does it, all of a row
+ *            that fits no list: very many tokens with the same logit, or top_p of over 4096 of top_k.
  *
  * Weights are made in double and kept as multiples of 2^-44: sums of integers, the same in any order and
  * for any number of blocks. Whole chunks that lie under a bound are not read again.
@@ -33,7 +35,7 @@ enum {
     SPLIT_NEAR = 128, /* chunks: one block reads them */
 };
 /* What is left to do for a row. */
-enum { SPLIT_DONE, SPLIT_LISTED, SPLIT_TILES_ALONE, SPLIT_BINNED, SPLIT_FLOOR };
+enum { SPLIT_DONE, SPLIT_TILES_ALONE, SPLIT_BINNED, SPLIT_LISTED, SPLIT_FLOOR };
 
 #define SPLIT_ONE 0x1p44      /* the largest weight; 2^18 of them make less than 2^63 */
 #define SPLIT_FAR 32.0        /* e^-32 is under 2^-45: no weight from this distance on */
@@ -42,9 +44,9 @@ enum { SPLIT_DONE, SPLIT_LISTED, SPLIT_TILES_ALONE, SPLIT_BINNED, SPLIT_FLOOR };
 struct split_head {
     double max, per_degree;      /* the largest logit; 1 / temperature */
     double least, bins_per_unit; /* the least weight that min_p keeps */
-    sop_mass target;             /* of top_p alone: the bin with its cut, and the mass that it wants */
+    sop_mass target;             /* binned: the bin with the cut, and the measure that it wants */
     int bin, kind;               /* of this bin */
-    uint32_t low;                /* nothing with a smaller key survives */
+    uint32_t low, by_count;      /* nothing with a smaller key survives; the measure is 1 a token */
     sop_sampling s;
 };
 struct split_state {
@@ -336,14 +338,20 @@ SOP_DEV void split_take(const split_row<T> &r, int n, int (&index)[4], uint32_t 
     }
 }
 
-/* Cut the elements to the least prefix whose weight, after `before`, reaches the target. */
-SOP_DEV uint32_t split_cut_mass(const split_head &st, const uint32_t (&key)[4],
-                                const int (&index)[4], sop_mass (&w)[4], sop_mass target,
-                                split_shared &sh)
+/* What a token adds to the measure of the bins. */
+SOP_DEV sop_mass split_measure(const split_head &st, float z)
+{
+    return st.by_count ? 1 : split_weight(st, z);
+}
+
+/* Cut the elements to the least prefix whose measure reaches the target. */
+SOP_DEV uint32_t split_cut(const split_head &st, const uint32_t (&key)[4],
+                           const int (&index)[4], sop_mass (&w)[4], sop_mass target,
+                           split_shared &sh)
 {
     sop_mass above;
     const uint32_t cut = split_select(key, w, target, (sop_mass)0, &above, sh);
-    const sop_mass each = split_weight(st, split_logit(cut));
+    const sop_mass each = split_measure(st, split_logit(cut));
     split_drop(key, index, w, cut, (target - above + each - 1) / each, sh);
     return cut;
 }
@@ -434,7 +442,9 @@ SOP_DEV void split_end_list(const split_row<T> &r, const split_head &st, int n, 
     for (int e = 0; e < 4; e++) own += w[e] = there[e] ? split_weight(st, split_logit(key[e])) : 0;
     if (s.top_p > 0 && s.top_p < 1) {
         (void)split_before(own, &all, sh);
-        (void)split_cut_mass(st, key, index, w, split_share(s.top_p, all), sh);
+        split_head by_mass = st;
+        by_mass.by_count = 0;
+        (void)split_cut(by_mass, key, index, w, split_share(s.top_p, all), sh);
     }
     own = 0;
     for (int e = 0; e < 4; e++) own += w[e] = w[e] ? split_kept(st, split_logit(key[e])) : 0;
@@ -444,8 +454,8 @@ SOP_DEV void split_end_list(const split_row<T> &r, const split_head &st, int n, 
 
 /* ---- first ---- */
 
-/* top_k: where its tokens lie. When that is in few chunks, list them and end. g: the largest keys of the
- * groups of chunk tid. */
+/* top_k: a bound of the cut. When the tokens from there on lie in few chunks, list them and end. g: the
+ * largest keys of the groups of chunk tid. */
 template <typename T>
 SOP_DEV int split_begin_listed(const split_args &p, const split_row<T> &r, split_head &st,
                                const uint4 &g, int32_t *id, split_shared &sh)
@@ -459,12 +469,12 @@ SOP_DEV int split_begin_listed(const split_args &p, const split_row<T> &r, split
         sop_mass own = 0;
         for (int e = 0; e < 4; e++) own += w[e] = key[e] != 0;
         (void)split_before(own, &all, sh);
-        if (st.s.top_k > (int64_t)all) return SPLIT_FLOOR;
+        if (st.s.top_k > (int64_t)all) return SPLIT_BINNED;
         st.low = split_select(key, w, (uint32_t)st.s.top_k, 64u, &above, sh);
     }
     const bool mine = max(max(g.x, g.y), max(g.z, g.w)) >= st.low;
     const int at = (int)split_before(mine, &all, sh), n = (int)all;
-    if (n > SPLIT_NEAR) return SPLIT_LISTED;
+    if (n > SPLIT_NEAR) return SPLIT_BINNED;
     if (mine) sh.chunk[at] = tid;
     __syncthreads();
     for (int first = warp; first < n; first += 64) {
@@ -482,7 +492,7 @@ SOP_DEV int split_begin_listed(const split_args &p, const split_row<T> &r, split
     uint32_t words[8] = {0};
     for (int i = 0; i < 8 && tid < n; i++) words[i] = sh.words[tid][i];
     const int listed = split_expand(words, tid < n ? sh.chunk[tid] : 0, sh);
-    if (listed > SPLIT_LIST) return SPLIT_FLOOR;
+    if (listed > SPLIT_LIST) return SPLIT_BINNED;
     split_end_list(r, st, listed, id, sh);
     return SPLIT_DONE;
 }
@@ -497,10 +507,11 @@ SOP_DEV void split_begin_row(const split_args &p, const split_row<T> &r, uint32_
     st.max = (double)split_logit(top);
     st.per_degree = 1 / (double)st.s.temperature;
     st.least = fmin((double)st.s.min_p, 1.0); /* the largest weight is 1 */
-    const double spread = fmin(split_distance(st, split_logit(least)), SPLIT_FAR);
-    st.bins_per_unit = SPLIT_BINS / fmax(spread, 1e-300);
+    double spread = fmin(split_distance(st, split_logit(least)), SPLIT_FAR);
     if (st.s.top_k > 0 && st.s.top_k < r.vocab) {
         st.kind = split_begin_listed(p, r, st, g, id, sh);
+        st.by_count = 1;
+        spread = split_distance(st, split_logit(max(least, st.low)));
     } else {
         const bool mass = st.s.top_p > 0 && st.s.top_p < 1;
         double far = SPLIT_FAR;
@@ -509,6 +520,7 @@ SOP_DEV void split_begin_row(const split_args &p, const split_row<T> &r, uint32_
         st.low = sop_sample_key(__double2float_rd(st.max - far * (double)st.s.temperature) + 0.0f);
         st.kind = mass ? SPLIT_BINNED : SPLIT_TILES_ALONE;
     }
+    st.bins_per_unit = SPLIT_BINS / fmax(spread, 1e-300);
     if (threadIdx.x == 0) r.state->head = st;
 }
 
@@ -594,18 +606,24 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(s
 
 /* ---- second ---- */
 
-/* The bin in which the cut of top_p lies. */
-SOP_DEV void split_end_binned(split_state *state, float top_p, split_shared &sh)
+/* The bin in which the cut lies. */
+SOP_DEV void split_end_binned(split_state *state, const split_head &st, split_shared &sh)
 {
     const int tid = threadIdx.x;
     const sop_mass a = __ldcg(&state->bins[2 * tid]), b = __ldcg(&state->bins[2 * tid + 1]);
     sop_mass all, before = split_before(a + b, &all, sh);
-    const sop_mass target = split_share(top_p, all);
+    const sop_mass target = st.by_count ? min((sop_mass)st.s.top_k, all) : split_share(st.s.top_p, all);
     if (before >= target || before + a + b < target) return;
     const bool second = before + a < target;
     if (second) before += a;
     state->head.bin = 2 * tid + second;
     state->head.target = target - before;
+    if (!st.by_count) return;
+    const sop_mass in_bin = second ? b : a;
+    if (before + in_bin <= SPLIT_LIST)
+        state->head.kind = SPLIT_LISTED;
+    else if (in_bin > SPLIT_LIST || (st.s.top_p > 0 && st.s.top_p < 1))
+        state->head.kind = SPLIT_FLOOR;
 }
 
 template <typename T>
@@ -621,7 +639,7 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
     uint4 g = r.groups[from * 32 + tid / 32]; /* on its way with the head */
     const split_head st = r.state->head;
     const int kind = st.kind;
-    if (kind == SPLIT_DONE || kind == SPLIT_FLOOR) return;
+    if (kind == SPLIT_DONE) return;
     if (kind == SPLIT_BINNED) {
         for (int i = tid; i < SPLIT_BINS; i += SPLIT_THREADS) sh.bins[i] = 0;
         __syncthreads();
@@ -632,11 +650,7 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
         const bool read = max(max(g.x, g.y), max(g.z, g.w)) >= st.low;
         float z[8];
         if (read) split_load(r, i, z);
-        if (kind == SPLIT_LISTED) {
-            uint32_t bits = 0;
-            for (int e = 0; e < 8 && read; e++) bits |= (split_key(z[e]) >= st.low) << e;
-            r.marks[tile * SPLIT_THREADS + tid] = (uint8_t)bits;
-        } else if (kind == SPLIT_TILES_ALONE) {
+        if (kind == SPLIT_TILES_ALONE) {
             sop_mass own = 0, all;
             for (int e = 0; e < 8 && read; e++)
                 if (split_key(z[e]) >= st.low) own += split_kept(st, z[e]);
@@ -645,7 +659,7 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
         } else {
             for (int e = 0; e < 8 && read; e++) {
                 if (split_key(z[e]) < st.low) continue;
-                const sop_mass w = split_weight(st, z[e]);
+                const sop_mass w = split_measure(st, z[e]);
                 if (w) atomicAdd(&sh.bins[split_bin(st, split_distance(st, z[e]))], w);
             }
         }
@@ -656,12 +670,8 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
             if (sh.bins[i]) atomicAdd(&r.state->bins[i], sh.bins[i]);
     }
     if (!split_last(p.arrived + b, parts, sh)) return;
-    if (kind == SPLIT_LISTED) {
-        const int n = split_expand_marks(p, r, sh);
-        if (n <= SPLIT_LIST) split_end_list(r, st, n, p.ids + b, sh);
-        if (tid == 0) r.state->head.kind = n <= SPLIT_LIST ? SPLIT_DONE : SPLIT_FLOOR;
-    } else if (kind == SPLIT_BINNED) {
-        split_end_binned(r.state, st.s.top_p, sh);
+    if (kind == SPLIT_BINNED) {
+        split_end_binned(r.state, st, sh);
     } else {
         if (tid < p.tiles) sh.tile_mass[tid] = __ldcg(&r.state->mass[tid]);
         __syncthreads();
@@ -693,7 +703,7 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(s
     uint4 g = r.groups[from * 32 + tid / 32];
     const split_head st = r.state->head;
     const int kind = st.kind, bin = st.bin;
-    if (kind != SPLIT_BINNED && (kind != SPLIT_FLOOR || blockIdx.y > 0)) return;
+    if (kind == SPLIT_DONE || (kind == SPLIT_FLOOR && blockIdx.y > 0)) return;
     if (kind == SPLIT_FLOOR) {
         const int id = split_floor(p, b, st.max, st.s);
         if (tid == 0) p.ids[b] = id;
@@ -711,15 +721,20 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(s
         for (int e = 0; e < 8 && read; e++) {
             if (split_key(z[e]) < st.low) continue;
             const int at = split_bin(st, split_distance(st, z[e]));
-            if (at == bin) bits |= 1u << e;
-            if (at < bin) own += split_kept(st, z[e]);
+            if (at == bin || (at < bin && kind == SPLIT_LISTED)) bits |= 1u << e;
+            if (at < bin && kind == SPLIT_BINNED) own += split_kept(st, z[e]);
         }
         r.marks[tile * SPLIT_THREADS + tid] = (uint8_t)bits;
+        if (kind == SPLIT_LISTED) continue;
         (void)split_before(own, &all, sh);
         if (tid == 0) r.state->mass[tile] = all;
     }
     if (!split_last(p.arrived + b, parts, sh)) return;
     const int n = split_expand_marks(p, r, sh);
+    if (kind == SPLIT_LISTED) {
+        split_end_list(r, st, n, p.ids + b, sh);
+        return;
+    }
     if (n > SPLIT_LIST) {
         const int id = split_floor(p, b, st.max, st.s);
         if (tid == 0) p.ids[b] = id;
@@ -730,8 +745,8 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(s
     sop_mass w[4];
     split_take(r, n, index, key, there, sh);
     if (tid < p.tiles) sh.tile_mass[tid] = __ldcg(&r.state->mass[tid]);
-    for (int e = 0; e < 4; e++) w[e] = there[e] ? split_weight(st, split_logit(key[e])) : 0;
-    const uint32_t cut = split_cut_mass(st, key, index, w, st.target, sh);
+    for (int e = 0; e < 4; e++) w[e] = there[e] ? split_measure(st, split_logit(key[e])) : 0;
+    const uint32_t cut = split_cut(st, key, index, w, st.target, sh);
     for (int e = 0; e < 4; e++)
         if (w[e]) atomicAdd(&sh.tile_mass[index[e] / SPLIT_TILE], split_kept(st, split_logit(key[e])));
     const int cut_index = sh.index;
