@@ -107,7 +107,7 @@ template <typename T> SOP_DEV split_row<T> split_row_at(const split_args &p, int
     return r;
 }
 
-/* Eight logits from i on; NaN behind the end, -0 is 0. */
+/* Eight logits from i on; NaN behind the end. */
 template <typename T> SOP_DEV void split_load(const split_row<T> &r, int64_t i, float (&z)[8])
 {
     if (r.aligned && i + 8 <= r.vocab) {
@@ -115,13 +115,12 @@ template <typename T> SOP_DEV void split_load(const split_row<T> &r, int64_t i, 
     } else {
         for (int e = 0; e < 8; e++) z[e] = i + e < r.vocab ? sop_to_float(r.logits[i + e]) : NAN;
     }
-    for (int e = 0; e < 8; e++) z[e] += 0.0f;
 }
 
-/* The key of a finite logit, 0 of any other; and back. */
+/* The key of a finite logit, where -0 is 0; 0 of any other. And back. */
 SOP_DEV uint32_t split_key(float z)
 {
-    return isfinite(z) ? sop_sample_key(z) : 0;
+    return isfinite(z) ? sop_sample_key(z + 0.0f) : 0;
 }
 SOP_DEV float split_logit(uint32_t key)
 {
@@ -166,6 +165,19 @@ SOP_DEV bool split_last(int *arrived, int n, split_shared &sh)
     const bool last = sh.flag;
     if (last) __threadfence();
     return last;
+}
+
+/* Add in shared memory. There is no addition of 64 bits there: a low half that wraps carries one. */
+SOP_DEV void split_add(uint32_t *sum, uint32_t x)
+{
+    atomicAdd(sum, x);
+}
+SOP_DEV void split_add(sop_mass *sum, sop_mass x)
+{
+    uint32_t *half = (uint32_t *)sum;
+    const uint32_t low = (uint32_t)x, was = atomicAdd(half, low);
+    const uint32_t high = (uint32_t)(x >> 32) + (was + low < was);
+    if (high) atomicAdd(half + 1, high);
 }
 
 /* The sum over the threads before this one, and over all. */
@@ -220,7 +232,7 @@ SOP_DEV uint32_t split_select(const uint32_t (&key)[4], const M (&w)[4], M targe
         for (int e = 0; e < 4; e++) {
             const uint64_t at = key[e] - low;
             if (w[e] && at >> (left + wide) == prefix)
-                atomicAdd(&digits[at >> left & ((1u << wide) - 1)], w[e]);
+                split_add(&digits[at >> left & ((1u << wide) - 1)], w[e]);
         }
         __syncthreads();
         if (tid < 32) { /* a lane has 8 digits, the largest first */
@@ -334,7 +346,7 @@ SOP_DEV void split_take(const split_row<T> &r, int n, int (&index)[4], uint32_t 
         const int at = 4 * threadIdx.x + e;
         index[e] = at < n ? sh.list[at] : 0;
         there[e] = at < n;
-        key[e] = at < n ? split_key(sop_to_float(r.logits[index[e]]) + 0.0f) : 0;
+        key[e] = at < n ? split_key(sop_to_float(r.logits[index[e]])) : 0;
     }
 }
 
@@ -400,7 +412,7 @@ SOP_DEV void split_end_few(const split_row<T> &r, const split_head &st, int n, i
     sop_mass order = 0, w = 0, before = 0, all;
     if (mine) {
         index = sh.few_list[tid];
-        z = sop_to_float(r.logits[index]) + 0.0f;
+        z = sop_to_float(r.logits[index]);
         order = (sop_mass)split_key(z) << 32 | (uint32_t)~index;
         w = split_weight(st, z);
         sh.order[tid] = order;
@@ -527,7 +539,7 @@ SOP_DEV void split_begin_row(const split_args &p, const split_row<T> &r, uint32_
 template <typename T>
 static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(split_args p)
 {
-    enum { AHEAD = 2 }; /* tiles whose loads are in flight together */
+    enum { AHEAD = 8 / sizeof(T) }; /* tiles whose loads are in flight together */
     __shared__ split_shared sh;
     sop_begin();
     const int64_t b = blockIdx.x;
@@ -543,10 +555,14 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(s
     int at = 0;
     for (int tile = from; tile < to; tile += AHEAD) {
         float z[AHEAD][8];
+        const int64_t i = (int64_t)tile * SPLIT_TILE + tid * 8;
+        if (r.aligned && tile + AHEAD <= to && (tile + AHEAD) * SPLIT_TILE <= r.vocab) {
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const int64_t i = (int64_t)(tile + k) * SPLIT_TILE + tid * 8;
-            if (tile + k < to) split_load(r, i, z[k]);
+            for (int k = 0; k < AHEAD; k++) wide_load(r.logits + i + k * SPLIT_TILE, z[k]);
+        } else {
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (tile + k < to) split_load(r, i + k * SPLIT_TILE, z[k]);
         }
         if (tile == from) { /* the parameters, while the first tiles come */
             __syncthreads();
@@ -660,7 +676,7 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
             for (int e = 0; e < 8 && read; e++) {
                 if (split_key(z[e]) < st.low) continue;
                 const sop_mass w = split_measure(st, z[e]);
-                if (w) atomicAdd(&sh.bins[split_bin(st, split_distance(st, z[e]))], w);
+                if (w) split_add(&sh.bins[split_bin(st, split_distance(st, z[e]))], w);
             }
         }
     }
@@ -748,7 +764,7 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(s
     for (int e = 0; e < 4; e++) w[e] = there[e] ? split_measure(st, split_logit(key[e])) : 0;
     const uint32_t cut = split_cut(st, key, index, w, st.target, sh);
     for (int e = 0; e < 4; e++)
-        if (w[e]) atomicAdd(&sh.tile_mass[index[e] / SPLIT_TILE], split_kept(st, split_logit(key[e])));
+        if (w[e]) split_add(&sh.tile_mass[index[e] / SPLIT_TILE], split_kept(st, split_logit(key[e])));
     const int cut_index = sh.index;
     __syncthreads();
     split_draw(p, r, st, cut, cut_index, p.ids + b, sh);
