@@ -17,17 +17,19 @@ static __global__ __launch_bounds__(256) void sop_embed_wide(const sop_embed_des
     const int64_t first = ((int64_t)blockIdx.y * REP * blockDim.x + threadIdx.x) * N;
     const int64_t id = ids[t], step = blockDim.x * N;
     const bool inside = id >= 0 && id < d.rows;
-    float w[REP][N] = {};
+    wide_raw<W, N> raw[REP] = {};
 #pragma unroll
     for (int k = 0; k < REP; k++)
         if (inside && first + k * step < d.dim)
-            wide_load(table + id * d.table_stride + first + k * step, w[k]);
+            wide_fetch(table + id * d.table_stride + first + k * step, raw[k]);
 #pragma unroll
     for (int k = 0; k < REP; k++) {
+        float w[N];
         if (first + k * step >= d.dim) continue;
+        wide_floats(raw[k], w);
 #pragma unroll
-        for (int e = 0; e < N; e++) w[k][e] *= d.scale;
-        wide_store(y + t * d.y_stride + first + k * step, w[k]);
+        for (int e = 0; e < N; e++) w[e] *= d.scale;
+        wide_store(y + t * d.y_stride + first + k * step, w);
     }
 }
 

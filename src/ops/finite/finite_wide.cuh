@@ -26,18 +26,20 @@ static __global__ __launch_bounds__(256, 4) void sop_finite_wide(const sop_finit
     int bad = 0;
     for (int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; first < n;
          first += REP * step) {
-        float v[REP][N] = {};
+        wide_raw<T, N> raw[REP] = {};
 #pragma unroll
         for (int k = 0; k < REP; k++) {
             const int64_t at = first + k * step;
             if (at >= n) break;
-            wide_load(x + (dense ? at * N : at / each * d.x_stride + at % each * N), v[k]);
+            wide_fetch(x + (dense ? at * N : at / each * d.x_stride + at % each * N), raw[k]);
         }
 #pragma unroll
-        for (int k = 0; k < REP; k++)
+        for (int k = 0; k < REP; k++) {
+            float v[N];
+            wide_floats(raw[k], v);
 #pragma unroll
-            for (int e = 0; e < N; e++)
-                bad += !isfinite(v[k][e]) && !(d.allow_neg_inf && v[k][e] < 0);
+            for (int e = 0; e < N; e++) bad += !isfinite(v[e]) && !(d.allow_neg_inf && v[e] < 0);
+        }
     }
     bad = __reduce_add_sync(~0u, bad);
     if (threadIdx.x % 32 == 0 && bad) atomicAdd(&meeting->sum, (unsigned long long)bad);

@@ -15,23 +15,26 @@ static __global__ __launch_bounds__(256) void sop_gated_wide(const sop_gated_des
     const int64_t t = blockIdx.x / blocks, step = blockDim.x * N;
     const int64_t first = (int64_t)(blockIdx.x % blocks) * REP * step + threadIdx.x * N;
     if (t >= sop_live_rows(live, d.tokens)) return;
-    float g[REP][N], up[REP][N];
+    wide_raw<T, N> gates[REP], ups[REP];
     x += t * d.x_stride;
     y += t * d.y_stride;
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int64_t i = first + k * step;
         if (i >= d.dim) break;
-        wide_load(x + i, g[k]);
-        wide_load(x + d.up + i, up[k]);
+        wide_fetch(x + i, gates[k]);
+        wide_fetch(x + d.up + i, ups[k]);
     }
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int64_t i = first + k * step;
+        float g[N], up[N];
         if (i >= d.dim) break;
+        wide_floats(gates[k], g);
+        wide_floats(ups[k], up);
 #pragma unroll
-        for (int e = 0; e < N; e++) g[k][e] *= sop_act_share(ACT, g[k][e]) * up[k][e];
-        wide_store(y + i, g[k]);
+        for (int e = 0; e < N; e++) g[e] *= sop_act_share(ACT, g[e]) * up[e];
+        wide_store(y + i, g);
     }
 }
 

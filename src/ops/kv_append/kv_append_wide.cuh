@@ -28,7 +28,7 @@ static __global__ __launch_bounds__(256) void sop_kv_append_wide(const sop_kv_ap
     const int64_t of_token = is_key ? d.kp_token : d.vp_token;
     const int64_t tokens = sop_live_rows(live, d.tokens), slots_all = d.pages * d.page;
     const int64_t first = (int64_t)blockIdx.x * REP * blockDim.y + threadIdx.y;
-    float w[REP][N];
+    wide_raw<X, N> raw[REP];
     int32_t slot[REP];
 #pragma unroll
     for (int r = 0; r < REP; r++) {
@@ -36,14 +36,16 @@ static __global__ __launch_bounds__(256) void sop_kv_append_wide(const sop_kv_ap
         slot[r] = -1;
         if (t >= tokens) continue;
         slot[r] = slots[t];
-        wide_load(x + t * stride, w[r]);
+        wide_fetch(x + t * stride, raw[r]);
     }
 #pragma unroll
     for (int r = 0; r < REP; r++) {
         if (slot[r] < 0 || slot[r] >= slots_all) continue;
         const uint32_t page = (uint32_t)slot[r] / (uint32_t)d.page;
         const uint32_t place = (uint32_t)slot[r] - page * (uint32_t)d.page;
-        wide_store(pool + page * of_page + place * of_token, w[r]);
+        float w[N];
+        wide_floats(raw[r], w);
+        wide_store(pool + page * of_page + place * of_token, w);
     }
 }
 

@@ -25,14 +25,14 @@ static __global__ __launch_bounds__(256, 3) void sop_rope_wide(const sop_rope_de
     const int n = (int)d.heads * pieces, step = blockDim.x;
     for (int base = 0; base < n; base += REP * step) {
         const int first = base + threadIdx.x;
-        float p[REP][N], q[REP][N];
+        wide_raw<T, N> low[REP], high[REP];
 #pragma unroll
         for (int k = 0; k < REP; k++) {
             const int at = first + k * step;
             if (at >= n) break;
             const T *from = x + at / pieces * d.x_head + at % pieces * N;
-            wide_load(from, p[k]);
-            wide_load(from + half, q[k]);
+            wide_fetch(from, low[k]);
+            wide_fetch(from + half, high[k]);
         }
         if (base == 0) { /* while the first pieces come */
             for (int i = threadIdx.x; i < half; i += step) {
@@ -48,18 +48,20 @@ static __global__ __launch_bounds__(256, 3) void sop_rope_wide(const sop_rope_de
             const int at = first + k * step;
             if (at >= n) break;
             const int i = at % pieces * N;
-            float c[N], s[N];
+            float c[N], s[N], p[N], q[N];
             wide_load(cosine + i, c);
             wide_load(sine + i, s);
+            wide_floats(low[k], p);
+            wide_floats(high[k], q);
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                const float a = p[k][e], b = q[k][e];
-                p[k][e] = a * c[e] - b * s[e];
-                q[k][e] = b * c[e] + a * s[e];
+                const float a = p[e], b = q[e];
+                p[e] = a * c[e] - b * s[e];
+                q[e] = b * c[e] + a * s[e];
             }
             T *to = y + at / pieces * d.y_head + i;
-            wide_store(to, p[k]);
-            wide_store(to + half, q[k]);
+            wide_store(to, p);
+            wide_store(to + half, q);
         }
     }
     for (int at = threadIdx.x; at < (int)d.heads * rest; at += step) {
