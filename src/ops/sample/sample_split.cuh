@@ -1,16 +1,17 @@
-/* Several blocks a row, three kernels one after another; the last block of a row in each of them ends what
- * it can:
+/* Several blocks a row, three kernels one after another; the last block of a row in each of them ends
+ * what it can:
  *
- *   first    the largest logit, and of each group of 64 the largest: greedy ends. The k-th largest of the
- *            groups is a lower bound of top_k's cut that leaves few more than k tokens: when they lie in few
- *            chunks, the last block lists and filters them exactly: ends.
- *   second   Neither top_k nor top_p: the mass of each tile; the last block finds the draw's tile, then its
- *            token: ends. Else bins by the distance from the largest, of mass for top_p alone, of tokens for
- *            top_k; the last block finds the bin with the cut.
- *   third    Of top_k, marks the tokens down to this bin and lists them. Are these too many, or is there top_p
- *            alone: marks the tokens of this bin, and sums the mass of each tile before it; the last block
- *            finds the cut, the tile, the token. And in one block, as the floor row does it, all of a row
- *            that fits no list: very many tokens with the same logit, or top_p of over 4096 of top_k.
+ *   first    the largest logit, and of each group of 64 the largest: greedy ends. The k-th largest of
+ *            the groups is a lower bound of top_k's cut that leaves few more than k tokens: when they lie
+ *            in few chunks, the last block lists and filters them exactly: ends.
+ *   second   Neither top_k nor top_p: the mass of each tile; the last block finds the draw's tile, then
+ *            its token: ends. Else bins by the distance from the largest, of mass for top_p alone, of
+ *            tokens for top_k; the last block finds the bin with the cut.
+ *   third    Of top_k, marks the tokens down to this bin and lists them. Are these too many, or is there
+ *            top_p alone: marks the tokens of this bin, and sums the mass of each tile before it; the
+ *            last block finds the cut, the tile, the token. And in one block, as the floor row does it,
+ *            all of a row that fits no list: very many tokens with the same logit, or top_p of over
+ *            4096 of top_k.
  *
  * Weights are made in double and kept as multiples of 2^-44: sums of integers, the same in any order and
  * for any number of blocks. Whole chunks that lie under a bound are not read again.
@@ -28,17 +29,17 @@ typedef unsigned long long sop_mass;
 enum {
     SPLIT_THREADS = SOP_SAMPLE_THREADS,
     SPLIT_TILE = 8 * SPLIT_THREADS,
-    SPLIT_MOST_TILES = 32, /* a lane each; and a chunk a thread */
+    SPLIT_MOST_TILES = 32,          /* a lane each; and a chunk a thread */
     SPLIT_LIST = 4 * SPLIT_THREADS, /* the longest list: 4 tokens a thread */
     SPLIT_BINS = 2 * SPLIT_THREADS,
-    SPLIT_FEW = 256, /* tokens: each is compared with each other */
+    SPLIT_FEW = 256,  /* tokens: each is compared with each other */
     SPLIT_NEAR = 128, /* chunks: one block reads them */
 };
 /* What is left to do for a row. */
 enum { SPLIT_DONE, SPLIT_TILES_ALONE, SPLIT_BINNED, SPLIT_LISTED, SPLIT_FLOOR };
 
-#define SPLIT_ONE 0x1p44      /* the largest weight; 2^18 of them make less than 2^63 */
-#define SPLIT_FAR 32.0        /* e^-32 is under 2^-45: no weight from this distance on */
+#define SPLIT_ONE 0x1p44 /* the largest weight; 2^18 of them make less than 2^63 */
+#define SPLIT_FAR 32.0   /* e^-32 is under 2^-45: no weight from this distance on */
 
 /* What is known of a row from kernel to kernel. */
 struct split_head {
@@ -201,9 +202,10 @@ SOP_DEV sop_mass split_before(sop_mass own, sop_mass *all, split_shared &sh)
     return before + sum - own;
 }
 
-/* The largest key at which the measure w of what has this key or a larger one reaches the target, 1 to the
- * sum of all; above: the measure of the larger ones. Four elements a thread. Eight bits of the keys' range a
- * step, in bins. It may end early, at a smaller key, when what it then takes too much measures up to slack. */
+/* The largest key at which the measure w of what has this key or a larger one reaches the target, 1 to
+ * the sum of all; above: the measure of the larger ones. Four elements a thread. Eight bits of the keys'
+ * range a step, in bins. It may end early, at a smaller key, when what it then takes too much measures
+ * up to slack. */
 template <typename M>
 SOP_DEV uint32_t split_select(const uint32_t (&key)[4], const M (&w)[4], M target, M slack,
                               M *above, split_shared &sh)
