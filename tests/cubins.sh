@@ -18,14 +18,16 @@ purpose='
 (prefill|skinny|gemm)_sm90$   UTMALDG   loads by TMA
 layer_decode_sm90$            HMMA      products by warps
 layer_decode_sm90$            LDGSTS[A-Z0-9.]*\.128   weights in 16 bytes
-_wide$   LDG\.E[A-Z0-9.]*\.128    loads of 16 bytes
-_wide$   STG\.E[A-Z0-9.]*\.128    stores of 16 bytes
+_wide$   (LDG|STG)\.E[A-Z0-9.]*\.128   16 bytes at a time, on the wider side
 _sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
 '
 # Bytes of local memory that kernels may have; all others keep to their registers.
 allowed='
 sop_linear_any   192   its arguments, taken by an index
 sop_layer_decode_sm90   64   sincosf of large angles
+sop_sample_split_first  8    the bound on registers, for many threads
+sop_sample_split_second 24   the same
+sop_sample_split_third  224  words of a tile, taken by an index
 '
 # Each op with a floor row has kernels of its name that are not hot.
 floors=$(ls src/ops/*/*_cuda.cu | sed 's,src/ops/\(.*\)/.*,sop_\1_,')

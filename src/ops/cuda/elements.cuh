@@ -63,6 +63,20 @@ template <> __device__ __forceinline__ uint32_t sop_pack<__half>(float lo, float
     return r;
 }
 
+/* And back. */
+template <typename T> SOP_DEV void sop_unpack(uint32_t pair, float &lo, float &hi);
+template <>
+__device__ __forceinline__ void sop_unpack<__nv_bfloat16>(uint32_t pair, float &lo, float &hi)
+{
+    lo = __uint_as_float(pair << 16);
+    hi = __uint_as_float(pair & 0xffff0000u);
+}
+template <> __device__ __forceinline__ void sop_unpack<__half>(uint32_t pair, float &lo, float &hi)
+{
+    lo = __half2float(__ushort_as_half((unsigned short)pair));
+    hi = __half2float(__ushort_as_half((unsigned short)(pair >> 16)));
+}
+
 /* Element i of an array whose type is known at run time only: all threads take one branch. */
 SOP_DEV float sop_load_any(const void *p, int32_t dtype, int64_t i)
 {

@@ -9,28 +9,74 @@ template <typename T> struct wide {
     enum { N = 16 / sizeof(T) };
 };
 
-/* N elements, a multiple of what 16 bytes hold. */
+/* Elements of the type X or Y that both hold in 16 bytes: a piece of the narrower one has 8 bytes. */
+template <typename X, typename Y> struct wide_both {
+    enum { N = sizeof(X) > sizeof(Y) ? 16 / sizeof(X) : 16 / sizeof(Y) };
+};
+
+/* N elements as they lie: 8 bytes, or a multiple of 16. Several are fetched before the first is turned
+ * into floats: that would wait for it. */
+template <typename T, int N> struct wide_raw {
+    uint32_t word[N * sizeof(T) / 4];
+};
+
+template <typename T, int N> SOP_DEV void wide_fetch(const T *p, wide_raw<T, N> &raw)
+{
+    if constexpr (N * sizeof(T) == 8) {
+        const uint2 v = *(const uint2 *)p;
+        raw.word[0] = v.x, raw.word[1] = v.y;
+    } else {
+#pragma unroll
+        for (int i = 0; i < (int)(N * sizeof(T) / 16); i++) {
+            const uint4 v = ((const uint4 *)p)[i];
+            raw.word[4 * i] = v.x, raw.word[4 * i + 1] = v.y;
+            raw.word[4 * i + 2] = v.z, raw.word[4 * i + 3] = v.w;
+        }
+    }
+}
+
+/* By an intrinsic: the compiler takes a plain store of a vector apart where it has work in between. */
+template <typename T, int N> SOP_DEV void wide_put(T *p, const wide_raw<T, N> &raw)
+{
+    if constexpr (N * sizeof(T) == 8) {
+        __stwb((uint2 *)p, make_uint2(raw.word[0], raw.word[1]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < (int)(N * sizeof(T) / 16); i++)
+            __stwb((uint4 *)p + i, make_uint4(raw.word[4 * i], raw.word[4 * i + 1],
+                                              raw.word[4 * i + 2], raw.word[4 * i + 3]));
+    }
+}
+
+template <typename T, int N> SOP_DEV void wide_floats(const wide_raw<T, N> &raw, float (&x)[N])
+{
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = __uint_as_float(raw.word[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) sop_unpack<T>(raw.word[i / 2], x[i], x[i + 1]);
+    }
+}
+
 template <typename T, int N> SOP_DEV void wide_load(const T *p, float (&x)[N])
 {
-#pragma unroll
-    for (int at = 0; at < N; at += wide<T>::N) {
-        const uint4 raw = *(const uint4 *)(p + at);
-        const T *e = (const T *)&raw;
-#pragma unroll
-        for (int i = 0; i < wide<T>::N; i++) x[at + i] = sop_to_float(e[i]);
-    }
+    wide_raw<T, N> raw;
+    wide_fetch(p, raw);
+    wide_floats(raw, x);
 }
 
 template <typename T, int N> SOP_DEV void wide_store(T *p, const float (&x)[N])
 {
+    wide_raw<T, N> raw;
+    if constexpr (sizeof(T) == 4) {
 #pragma unroll
-    for (int at = 0; at < N; at += wide<T>::N) {
-        uint4 raw;
-        T *e = (T *)&raw;
+        for (int i = 0; i < N; i++) raw.word[i] = __float_as_uint(x[i]);
+    } else {
 #pragma unroll
-        for (int i = 0; i < wide<T>::N; i++) e[i] = sop_from_float<T>(x[at + i]);
-        *(uint4 *)(p + at) = raw;
+        for (int i = 0; i < N; i += 2) raw.word[i / 2] = sop_pack<T>(x[i], x[i + 1]);
     }
+    wide_put(p, raw);
 }
 
 /* Sum and maximum over a block of up to 1024 threads, whole warps; shared holds 32 floats. */

@@ -24,10 +24,23 @@ static inline unsigned sop_wide_threads(int64_t pieces, int64_t most)
     return (unsigned)((n + 31) / 32 * 32);
 }
 
+/* Threads of a block of 256 that go along a row of `pieces`, a power of 2; the others take more rows. */
+static inline unsigned sop_wide_across(int64_t pieces)
+{
+    unsigned n = 1;
+    while (n < 256 && (int64_t)n < pieces) n *= 2;
+    return n;
+}
+
 /* Call fn<T>(args) with the type of a dtype. */
 #define SOP_WIDE_TYPE(dtype, fn, ...) \
     ((dtype) == SOP_F32   ? fn<float>(__VA_ARGS__) \
      : (dtype) == SOP_F16 ? fn<__half>(__VA_ARGS__) \
                           : fn<__nv_bfloat16>(__VA_ARGS__))
+/* Call fn<X, T>(args). */
+#define SOP_WIDE_TYPE2(X, dtype, fn, ...) \
+    ((dtype) == SOP_F32   ? fn<X, float>(__VA_ARGS__) \
+     : (dtype) == SOP_F16 ? fn<X, __half>(__VA_ARGS__) \
+                          : fn<X, __nv_bfloat16>(__VA_ARGS__))
 
 #endif

@@ -106,6 +106,8 @@ static const char *takes_8(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "embed_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
+     .refuse = sop_embed_wide_refuse, .run = sop_embed_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "embed_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_embed_cuda},
 #endif
@@ -130,7 +132,11 @@ static const char *const cases[] = {
     "tokens=3 rows=7 dim=8 w=f16",
     "tokens=3 rows=7 dim=9 y=f16 table_stride=11",
     "tokens=3 rows=7 dim=17 w=bf16 y=f16",
-    "tokens=9 rows=50 dim=896 w=bf16",               /* qwen2.5 0.5B */
+    "tokens=70 rows=9 dim=8 w=f16 y=bf16", /* many rows a block */
+    "tokens=9 rows=50 dim=896 w=bf16",     /* qwen2.5 0.5B */
+    "tokens=5 rows=9 dim=2056 w=bf16 y=f16 table_stride=2064 y_stride=2072",
+    "tokens=5 rows=9 dim=4100 scale=3",
+    "tokens=3 rows=9 dim=64 y=f16",
     "tokens=9 rows=50 dim=576 w=q8_0",               /* smollm2 */
     "tokens=9 rows=50 dim=640 w=q8_0 scale=25.2982", /* gemma3 270M: sqrt(dim) */
     "tokens=9 rows=20 dim=96 w=q4_0 y=bf16",

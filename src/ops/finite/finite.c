@@ -79,6 +79,8 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "finite_wide_sm80", "cuda", SOP_CUDA_SM80, 0,
+     .refuse = sop_finite_wide_refuse, .run = sop_finite_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "finite_cuda", "cuda", 0, 0,
      .refuse = takes_all, .run = sop_finite_cuda},
 #endif
@@ -98,6 +100,8 @@ static const char *const cases[] = {
     "tokens=3 dim=7 x_stride=9",
     "tokens=3 dim=17 allow_neg_inf=1",
     "tokens=33 dim=896",
+    "tokens=9 dim=904 x_stride=912 x=bf16",
+    "tokens=9 dim=900 x=f16", /* beyond: rows of no multiple of 16 bytes */
     "tokens=2 dim=640 x=f16",
     "tokens=2 dim=640 x=bf16 allow_neg_inf=1",
     NULL,

@@ -19,6 +19,8 @@ static inline void sop_finite_add(int32_t *count, int64_t n)
 sop_status sop_finite_reference(const sop_call *call, const sop_judge *judge); /* finite_ref.c */
 sop_status sop_finite_ref(const sop_call *call);
 sop_status sop_finite_cuda(const sop_call *call);
+const char *sop_finite_wide_refuse(const void *desc); /* finite_wide_sm80.cu */
+sop_status sop_finite_wide_sm80(const sop_call *call);
 sop_status sop_finite_f32_c(const sop_call *call);    /* finite_c.c */
 sop_status sop_finite_f32_avx2(const sop_call *call); /* finite_avx2.c */
 

@@ -122,6 +122,7 @@ static const char *const cases[] = {
     "tokens=5 dim=2048 act=gelu_tanh", /* gemma3 270M */
     "tokens=4 dim=1000 act=gelu",
     "tokens=2 dim=640 x=f16 y=f16",
+    "tokens=3 dim=8200 up=8208 x_stride=16416 x=bf16 y=bf16", /* pieces over three blocks */
     "tokens=2 dim=640 x=bf16 y=bf16 act=gelu_tanh",
     NULL,
 };

@@ -9,7 +9,7 @@
 SOP_DEV float sop_logistic(float x)
 {
     const float e = expf(-fabsf(x));
-    return (x < 0 ? e : 1) / (1 + e);
+    return __fdividef(x < 0 ? e : 1.0f, 1 + e); /* by 1 to 2: within 2 ulp there */
 }
 SOP_DEV float sop_act_share(int32_t act, float g)
 {

@@ -159,6 +159,8 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "kv_append_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
+     .refuse = sop_kv_append_wide_refuse, .run = sop_kv_append_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "kv_append_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_kv_append_cuda},
 #endif
@@ -180,6 +182,8 @@ static const char *const cases[] = {
     "tokens=30 heads=2 k=24 v=40 page=5 kp_page=300 kp_token=25 kp_head=140 vp_page=410",
     "tokens=40 heads=3 k=64 kv=f16 k_stride=960 v_stride=960", /* smollm2, in a fused qkv row */
     "tokens=9 heads=2 k=64 kv=f16 kp_token=64 kp_head=4096 vp_token=64 vp_head=4096",
+    "tokens=19 heads=8 k=128 x=bf16 kv=bf16 page=16", /* llama3 8B */
+    "tokens=9 heads=3 k=24 v=40 x=bf16 kv=f32 k_stride=80 v_stride=128 page=5",
     "tokens=5 heads=1 k=256 kv=f16", /* gemma3 270M */
     "tokens=5 heads=2 k=16 x=f16 kv=f32",
     "tokens=9 heads=2 k=16 pages=1 page=4", /* a pool that is too small */

@@ -8,6 +8,8 @@ sop_status sop_kv_append_reference(const sop_call *call,
                                    const sop_judge *judge); /* kv_append_ref.c */
 sop_status sop_kv_append_ref(const sop_call *call);
 sop_status sop_kv_append_cuda(const sop_call *call);
+const char *sop_kv_append_wide_refuse(const void *desc); /* kv_append_wide_sm80.cu */
+sop_status sop_kv_append_wide_sm80(const sop_call *call);
 sop_status sop_kv_append_c(const sop_call *call);        /* kv_append_c.c */
 sop_status sop_kv_append_f32_avx2(const sop_call *call); /* kv_append_avx2.c */
 

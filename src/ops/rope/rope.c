@@ -124,6 +124,8 @@ static sop_status plan(const void *desc, const int32_t *params, const sop_facts 
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "rope_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
+     .refuse = sop_rope_wide_refuse, .run = sop_rope_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "rope_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_rope_cuda},
 #endif
@@ -146,7 +148,10 @@ static const char *const cases[] = {
     "tokens=90 heads=16 k=72 interleaved=1 x=bf16 y=bf16",
     "tokens=7 heads=9 k=64 x_stride=960 y_stride=960", /* smollm2, q inside a fused qkv row */
     "tokens=17 heads=14 k=64",                         /* qwen2.5 0.5B */
-    "tokens=17 heads=4 k=256",                         /* gemma3 270M */
+    "tokens=5 heads=72 k=128 x=bf16 y=bf16",           /* llama3 70B, q and k together */
+    "tokens=5 heads=3 k=96 rot=64 x=f16 y=f16 x_stride=312 x_head=104 y_stride=296",
+    "tokens=3 heads=2 k=40 rot=24 x=bf16 y=bf16", /* beyond: half of rot is 12 */
+    "tokens=17 heads=4 k=256",                    /* gemma3 270M */
     "tokens=3 heads=2 k=80 rot=32 x=f16 y=f16",
     NULL,
 };

@@ -7,6 +7,8 @@
 sop_status sop_rope_reference(const sop_call *call, const sop_judge *judge); /* rope_ref.c */
 sop_status sop_rope_ref(const sop_call *call);
 sop_status sop_rope_cuda(const sop_call *call);
+const char *sop_rope_wide_refuse(const void *desc); /* rope_wide_sm80.cu */
+sop_status sop_rope_wide_sm80(const sop_call *call);
 sop_status sop_rope_f32_c(const sop_call *call);    /* rope_c.c */
 sop_status sop_rope_f32_avx2(const sop_call *call); /* rope_avx2.c */
 

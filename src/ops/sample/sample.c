@@ -62,7 +62,7 @@ static void fill(const void *desc, uint64_t seed, int64_t live, const sop_operan
 {
     const sop_sample_desc *d = desc;
     static const float temperatures[] = {0, 1, 0.7f, 2, 1e-5f};
-    static const float masses[] = {0, 0.9f, 0.5f, 0, 1}, floors[] = {0, 0, 0.05f, 0.5f};
+    static const float masses[] = {0, 0.9f, 0.5f, 0, 1}, floors[] = {0, 0, 0.05f, 0.5f, 1.5f};
     static const int32_t tops[] = {0, 40, 1, 0, 1000, 7};
     if (live >= 0) *(int32_t *)args[SOP_SAMPLE_LIVE].data = (int32_t)live;
     for (int64_t b = 0; b < d->rows; b++) {
@@ -100,6 +100,8 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "sample_split_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
+     .refuse = sop_sample_split_refuse, .plan = sop_sample_split_plan, .run = sop_sample_split_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "sample_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_sample_cuda},
 #endif
@@ -119,7 +121,10 @@ static const char *const cases[] = {
     "rows=33 vocab=1000",
     "rows=8 vocab=1025",
     "rows=5 vocab=2049 x=f16",
+    "rows=10 vocab=8193 x=bf16",
+    "rows=24 vocab=20011 logits_stride=20016",
     "rows=1 vocab=151936", /* qwen2.5 */
+    "rows=1 vocab=262145", /* beyond sample_split_sm80's list of tiles */
     NULL,
 };
 
