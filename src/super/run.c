@@ -221,15 +221,23 @@ static sop_status run_plainly(sop_super *s, const sop_steps *steps)
     return s->device->ops->wait(s->queue);
 }
 
+sop_status sop_run_again(sop_super *s, const sop_step_class *class)
+{
+    sop_steps *steps;
+    /* The step's inputs, and the caches below its slots, are as they were: from the start again. */
+    SOP_TRY(sop_steps_get(s, class, &steps));
+    s->counts.retries++;
+    return run_carefully(s, steps, true);
+}
+
 sop_status sop_run_steps(sop_super *s, sop_steps *steps)
 {
+    const sop_step_class class = steps->class;
     const bool all = s->config.guard == SOP_GUARD_ALWAYS || s->counts.steps < s->watch_until;
     if (++s->guard_turn >= steps->n_nodes) s->guard_turn = 0;
     if (all && s->config.guard != SOP_GUARD_OFF) return run_carefully(s, steps, true);
     const sop_status status =
         is_recorded(s, steps) ? run_recorded(s, steps) : run_plainly(s, steps);
     if (status == SOP_OK || !s->config.fallback.enable) return status;
-    /* The step's inputs, and the caches below its slots, are as they were: from the start again. */
-    s->counts.retries++;
-    return run_carefully(s, steps, true);
+    return sop_run_again(s, &class);
 }

@@ -109,6 +109,8 @@ double sop_super_free_bytes(const sop_super *s);
 
 /* run.c */
 sop_status sop_run_steps(sop_super *s, sop_steps *steps);
+/* The step once more, with every module guarded, and the ladder. */
+sop_status sop_run_again(sop_super *s, const sop_step_class *class);
 /* Records a plan that runs from a recording, unless it is there. */
 sop_status sop_run_record(sop_super *s, sop_steps *steps);
 

@@ -1,5 +1,6 @@
 #include "sop/super.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -298,6 +299,16 @@ static sop_status results(sop_super *s, int32_t *next, float *logits)
     return ops->wait(s->queue);
 }
 
+/* Whether a row of output has nothing finite in it: what is not finite in any module of a token spreads
+ * to all of its logits. This is what a recorded step, which stops for no guard, is judged by. */
+static bool is_lost(const sop_super *s, const int32_t *next, const float *logits)
+{
+    for (int32_t i = 0; i < s->n_outs; i++)
+        if (next ? next[i] < 0 : logits && !isfinite(logits[(int64_t)i * s->facts.vocab]))
+            return true;
+    return false;
+}
+
 sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_items, int32_t *next,
                           float *logits)
 {
@@ -321,6 +332,10 @@ sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_it
     if (status == SOP_OK) status = sop_inputs_send(s, items, n_items);
     if (status == SOP_OK) status = sop_run_steps(s, steps);
     if (status == SOP_OK) status = results(s, next, logits);
+    if (status == SOP_OK && s->config.guard != SOP_GUARD_OFF && is_lost(s, next, logits)) {
+        status = sop_run_again(s, &class);
+        if (status == SOP_OK) status = results(s, next, logits);
+    }
     for (int32_t i = 0; i < reserved; i++) {
         if (status == SOP_OK)
             sop_kv_commit(s->kv, items[i].seq, items[i].n_ids);

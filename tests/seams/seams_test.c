@@ -186,6 +186,34 @@ static void a_rope_row_that_yields_nan_is_retried_and_replaced_alone(void)
     free(logits);
 }
 
+/* A recording stops for no guard; the step is judged by its logits. */
+static void a_row_that_yields_nan_in_a_recorded_step_is_replaced(void)
+{
+    for (int with_next = 0; with_next < 2; with_next++) {
+        sop_config config;
+        sop_config_defaults(&config); /* guard: sample */
+        struct rig r = rig_of(&config, NULL, "", 1, 128);
+        sop_super_set_graphs(r.super, true);
+        CHECK(sop_planner_add(sop_runtime_planner(r.rt), "rope", &row_nan) == SOP_OK);
+        atomic_store(&nan_calls, 0);
+        atomic_store(&nan_until, 1 << 30);
+        int32_t ids[N], seq;
+        float *logits = malloc(sizeof base_logits);
+        sop_super_counts c;
+        CHECK(sop_super_open(r.super, &seq) == SOP_OK);
+        const sop_step_item it = {
+            .seq = seq, .n_ids = PROMPT, .ids = prompt, .want = SOP_WANT_LAST};
+        CHECK(sop_super_step(r.super, &it, 1, with_next ? ids : NULL, logits) == SOP_OK);
+        CHECK(!with_next || ids[0] == base_ids[0]);
+        CHECK(memcmp(logits, base_logits, VOCAB * sizeof *logits) == 0);
+        sop_super_counts_of(r.super, &c);
+        CHECK(c.replays == 1 && c.quarantines == 1 && c.step_downs == 1);
+        CHECK(sop_super_length(r.super, seq) == PROMPT);
+        rig_close(&r);
+        free(logits);
+    }
+}
+
 static void a_row_that_fails_once_keeps_serving(void)
 {
     sop_config config;
@@ -503,6 +531,7 @@ int main(void)
     RUN(the_base_answers);
     RUN(a_second_device_with_its_own_addresses_gives_the_same_bits);
     RUN(a_rope_row_that_yields_nan_is_retried_and_replaced_alone);
+    RUN(a_row_that_yields_nan_in_a_recorded_step_is_replaced);
     RUN(a_row_that_fails_once_keeps_serving);
     RUN(with_fallback_off_the_step_fails_and_nothing_has_changed);
     RUN(a_giant_that_returns_a_status_is_quarantined_across_a_restart);
