@@ -6,7 +6,15 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 set(CMAKE_CUDA_ARCHITECTURES OFF) # each file names its own
 enable_language(CUDA)
-find_package(CUDAToolkit REQUIRED)
+# What is needed of the toolkit, wherever it lies; CMake 3.25's own search fails beside nvcc of PyPI.
+get_filename_component(SOP_CUDA_BIN ${CMAKE_CUDA_COMPILER} DIRECTORY)
+find_path(SOP_CUDA_INCLUDE cuda_runtime_api.h REQUIRED NO_DEFAULT_PATH
+          PATHS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} ${SOP_CUDA_BIN}/../include)
+find_library(SOP_CUDA_RUNTIME cudart_static REQUIRED NO_DEFAULT_PATH
+             PATHS ${SOP_CUDA_BIN}/../lib64 ${SOP_CUDA_BIN}/../lib
+                   ${CMAKE_CUDA_HOST_IMPLICIT_LINK_DIRECTORIES})
+add_library(sop_cudart INTERFACE)
+target_link_libraries(sop_cudart INTERFACE ${SOP_CUDA_RUNTIME} Threads::Threads rt ${CMAKE_DL_LIBS})
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)

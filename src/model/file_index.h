@@ -66,7 +66,7 @@ struct sop_file {
     size_t n_metas, cap_metas;
     sop_file_slots tensor_slots, meta_slots;
     struct sop_file_chunk *head; /* what sop_file_take gave out */
-    uint8_t *ring; /* of random numbers, mapped ring_bytes far: synth.c */
+    uint8_t *ring;               /* of random numbers, mapped ring_bytes far: synth.c */
     size_t ring_bytes;
 };
 

@@ -79,7 +79,7 @@ typedef struct sop_weight {
     sop_operand packed; /* SOP_LAYOUT_PANEL16 */
     const void *file;   /* in the mapping */
     size_t file_bytes;
-    size_t period; /* bytes after which it repeats itself; 0: it does not */
+    size_t period;      /* bytes after which it repeats itself; 0: it does not */
     void *own;          /* host memory of a converted copy, freed with the program */
     int32_t keep_plain; /* some module reads the plain form every step */
     int32_t reserved;
