@@ -18,13 +18,11 @@ template <typename W, typename Y> static sop_status run_types(const sop_call *ca
     const sop_embed_desc *d = (const sop_embed_desc *)call->desc;
     const int64_t pieces = d->dim / wide_both<W, Y>::N;
     const unsigned across = sop_wide_across(pieces), down = 256 / across;
-    return sop_launch(sop_embed_wide<W, Y>,
-                      dim3(sop_blocks(d->tokens, down), sop_blocks(pieces, 4 * across)),
-                      dim3(across, down), call, *d,
-                      (const int32_t *)call->args[SOP_EMBED_IDS].data,
-                      (const W *)call->args[SOP_EMBED_TABLE].data,
-                      (const int32_t *)call->args[SOP_EMBED_LIVE].data,
-                      (Y *)call->args[SOP_EMBED_Y].data);
+    return sop_launch(
+        sop_embed_wide<W, Y>, dim3(sop_blocks(d->tokens, down), sop_blocks(pieces, 4 * across)),
+        dim3(across, down), call, *d, (const int32_t *)call->args[SOP_EMBED_IDS].data,
+        (const W *)call->args[SOP_EMBED_TABLE].data,
+        (const int32_t *)call->args[SOP_EMBED_LIVE].data, (Y *)call->args[SOP_EMBED_Y].data);
 }
 
 template <typename W> static sop_status run(const sop_call *call)

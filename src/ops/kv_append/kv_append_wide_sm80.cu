@@ -20,13 +20,12 @@ template <typename X, typename KV> static sop_status run_types(const sop_call *c
     const sop_operand *a = call->args;
     const int64_t pieces = d->heads * (d->k + d->v) / wide_both<X, KV>::N;
     const unsigned across = sop_wide_across(pieces), down = 256 / across;
-    return sop_launch(sop_kv_append_wide<X, KV>,
-                      dim3(sop_blocks(d->tokens, 4 * down), sop_blocks(pieces, across)),
-                      dim3(across, down), call, *d, (const X *)a[SOP_KV_APPEND_K].data,
-                      (const X *)a[SOP_KV_APPEND_V].data,
-                      (const int32_t *)a[SOP_KV_APPEND_SLOTS].data,
-                      (const int32_t *)a[SOP_KV_APPEND_LIVE].data,
-                      (KV *)a[SOP_KV_APPEND_K_POOL].data, (KV *)a[SOP_KV_APPEND_V_POOL].data);
+    return sop_launch(
+        sop_kv_append_wide<X, KV>,
+        dim3(sop_blocks(d->tokens, 4 * down), sop_blocks(pieces, across)), dim3(across, down), call,
+        *d, (const X *)a[SOP_KV_APPEND_K].data, (const X *)a[SOP_KV_APPEND_V].data,
+        (const int32_t *)a[SOP_KV_APPEND_SLOTS].data, (const int32_t *)a[SOP_KV_APPEND_LIVE].data,
+        (KV *)a[SOP_KV_APPEND_K_POOL].data, (KV *)a[SOP_KV_APPEND_V_POOL].data);
 }
 
 template <typename X> static sop_status run(const sop_call *call)

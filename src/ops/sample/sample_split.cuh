@@ -64,10 +64,10 @@ struct split_args {
     const sop_sampling *params;
     const int32_t *live;
     int32_t *ids;
-    split_state *rows;  /* [rows] */
-    uint4 *groups;       /* [rows, chunks]: largest keys of a chunk's four groups */
-    uint8_t *marks;      /* [rows, tiles * 1024] */
-    int *arrived;        /* [rows], zero before and after */
+    split_state *rows; /* [rows] */
+    uint4 *groups;     /* [rows, chunks]: largest keys of a chunk's four groups */
+    uint8_t *marks;    /* [rows, tiles * 1024] */
+    int *arrived;      /* [rows], zero before and after */
     int tiles;
 };
 
@@ -359,9 +359,8 @@ SOP_DEV sop_mass split_measure(const split_head &st, float z)
 }
 
 /* Cut the elements to the least prefix whose measure reaches the target. */
-SOP_DEV uint32_t split_cut(const split_head &st, const uint32_t (&key)[4],
-                           const int (&index)[4], sop_mass (&w)[4], sop_mass target,
-                           split_shared &sh)
+SOP_DEV uint32_t split_cut(const split_head &st, const uint32_t (&key)[4], const int (&index)[4],
+                           sop_mass (&w)[4], sop_mass target, split_shared &sh)
 {
     sop_mass above;
     const uint32_t cut = split_select(key, w, target, (sop_mass)0, &above, sh);
@@ -429,7 +428,8 @@ SOP_DEV void split_end_few(const split_row<T> &r, const split_head &st, int n, i
     if (mine && rank == k - 1) sh.over = before + w;
     __syncthreads();
     bool stays = mine && rank < k;
-    if (st.s.top_p > 0 && st.s.top_p < 1) stays = stays && before < split_share(st.s.top_p, sh.over);
+    if (st.s.top_p > 0 && st.s.top_p < 1)
+        stays = stays && before < split_share(st.s.top_p, sh.over);
     const sop_mass kept[1] = {stays ? split_kept(st, z) : 0};
     const sop_mass at = split_before(kept[0], &all, sh);
     split_find(0, &index, kept, at, kept[0], split_point(st.s, all), id);
@@ -513,8 +513,8 @@ SOP_DEV int split_begin_listed(const split_args &p, const split_row<T> &r, split
 
 /* What is to be done for a row, whose largest key is top and whose smallest is least. */
 template <typename T>
-SOP_DEV void split_begin_row(const split_args &p, const split_row<T> &r, uint32_t top, uint32_t least,
-                             const uint4 &g, int32_t *id, split_shared &sh)
+SOP_DEV void split_begin_row(const split_args &p, const split_row<T> &r, uint32_t top,
+                             uint32_t least, const uint4 &g, int32_t *id, split_shared &sh)
 {
     split_head st = {};
     st.s = sh.s;
@@ -630,7 +630,8 @@ SOP_DEV void split_end_binned(split_state *state, const split_head &st, split_sh
     const int tid = threadIdx.x;
     const sop_mass a = __ldcg(&state->bins[2 * tid]), b = __ldcg(&state->bins[2 * tid + 1]);
     sop_mass all, before = split_before(a + b, &all, sh);
-    const sop_mass target = st.by_count ? min((sop_mass)st.s.top_k, all) : split_share(st.s.top_p, all);
+    const sop_mass target =
+        st.by_count ? min((sop_mass)st.s.top_k, all) : split_share(st.s.top_p, all);
     if (before >= target || before + a + b < target) return;
     const bool second = before + a < target;
     if (second) before += a;
@@ -731,7 +732,8 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(s
         const int64_t i = (int64_t)tile * SPLIT_TILE + tid * 8;
         if (tile > from) g = r.groups[tile * 32 + tid / 32];
         const uint32_t top = max(max(g.x, g.y), max(g.z, g.w));
-        const bool read = top >= st.low && split_bin(st, split_distance(st, split_logit(top))) <= bin;
+        const bool read =
+            top >= st.low && split_bin(st, split_distance(st, split_logit(top))) <= bin;
         float z[8];
         uint32_t bits = 0;
         sop_mass own = 0, all;
@@ -766,7 +768,8 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(s
     for (int e = 0; e < 4; e++) w[e] = there[e] ? split_measure(st, split_logit(key[e])) : 0;
     const uint32_t cut = split_cut(st, key, index, w, st.target, sh);
     for (int e = 0; e < 4; e++)
-        if (w[e]) split_add(&sh.tile_mass[index[e] / SPLIT_TILE], split_kept(st, split_logit(key[e])));
+        if (w[e])
+            split_add(&sh.tile_mass[index[e] / SPLIT_TILE], split_kept(st, split_logit(key[e])));
     const int cut_index = sh.index;
     __syncthreads();
     split_draw(p, r, st, cut, cut_index, p.ids + b, sh);

@@ -29,9 +29,9 @@
 enum {
     LAYER_THREADS = DECODE_WARPS * 32,
     LAYER_TOKENS = 8,
-    LAYER_STEPS = 4,           /* of 32 k, 1 kB a warp each, are loaded together: a block */
+    LAYER_STEPS = 4, /* of 32 k, 1 kB a warp each, are loaded together: a block */
     LAYER_BLOCK = LAYER_STEPS * 1024,
-    LAYER_BLOCKS = 2,          /* of a warp's ring: to ask for more takes longer than it hides */
+    LAYER_BLOCKS = 2, /* of a warp's ring: to ask for more takes longer than it hides */
     LAYER_RING = DECODE_WARPS * LAYER_BLOCKS * LAYER_BLOCK,
     LAYER_SHARED = 184 * 1024, /* what the attention leaves of it */
     LAYER_L2 = 28 << 20        /* bytes that may wait in the L2 */
@@ -84,7 +84,8 @@ static inline __host__ __device__ int layer_pitch(int k)
 SOP_DEV void layer_arrive(int *met)
 {
     __syncthreads();
-    if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(met) : "memory");
+    if (threadIdx.x == 0)
+        asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(met) : "memory");
 }
 
 SOP_DEV void layer_wait(const int *met, int target)
@@ -126,9 +127,10 @@ SOP_DEV int layer_kind(int product)
 
 /* A warp's way through the tiles of its CTA, by blocks of steps. */
 struct layer_walk {
-    int n_tiles, each, first, count; /* steps of a tile: warps count to each, this one's are count */
-    int tile, step;                  /* of the next load */
-    const char *lo, *hi;             /* what this thread loads of that tile, step after step */
+    int n_tiles, each, first,
+        count;           /* steps of a tile: all warps count to each, this one has count */
+    int tile, step;      /* of the next load */
+    const char *lo, *hi; /* what this thread loads of that tile, step after step */
 };
 
 template <typename T, int HEAD>
@@ -162,7 +164,8 @@ SOP_DEV void layer_skip(const layer_weight &p, int kind, layer_walk *w)
 
 SOP_DEV void layer_copy16(uint32_t to, const char *from)
 {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+                 : "memory");
 }
 
 /* The next block into its place of the ring. */
@@ -334,8 +337,8 @@ SOP_DEV void layer_normed(uint8_t *xs, int pitch, const layer_args &p, const lay
 
 /* A channel and its partner of a head: into the queries, or into a page of the cache. */
 template <typename T, int HEAD>
-SOP_DEV void layer_put_qkv(const layer_args &p, const float2 *turns, int slot, int tile, int r, int tok,
-                           float x, float y)
+SOP_DEV void layer_put_qkv(const layer_args &p, const float2 *turns, int slot, int tile, int r,
+                           int tok, float x, float y)
 {
     const decode_args &a = p.attention;
     const int head = tile / (HEAD / 16), i = tile % (HEAD / 16) * 8 + r;
@@ -374,20 +377,18 @@ SOP_DEV void layer_prefetch_kv(const decode_args &p, const decode_shared<HEAD> &
     const int u = s.begin + warp, lo = sh.lo_of[s.token];
     if (u >= s.end) return;
     const int key = (lo / DECODE_UNIT + u - s.first) * DECODE_UNIT;
-    const int64_t page =
-        p.a.table[(int64_t)sh.seq_of[s.token] * p.table_stride + key / p.page];
+    const int64_t page = p.a.table[(int64_t)sh.seq_of[s.token] * p.table_stride + key / p.page];
     const int64_t place = key % p.page + row, head = s.head / p.parts;
     if (key + row >= sh.hi_of[s.token]) return;
-    const T *from = is_v ? (const T *)p.a.v_pool + page * p.vp_page + place * p.vp_token +
-                               head * p.vp_head
-                         : (const T *)p.a.k_pool + page * p.kp_page + place * p.kp_token +
-                               head * p.kp_head;
+    const T *from =
+        is_v ? (const T *)p.a.v_pool + page * p.vp_page + place * p.vp_token + head * p.vp_head
+             : (const T *)p.a.k_pool + page * p.kp_page + place * p.kp_token + head * p.kp_head;
     layer_fetch_l2(from, HEAD * 2);
 }
 
 template <typename T, int HEAD>
-static __global__ __launch_bounds__(LAYER_THREADS,
-                                    1) void sop_layer_decode_sm90(const __grid_constant__ layer_args p)
+static __global__ __launch_bounds__(LAYER_THREADS, 1) void sop_layer_decode_sm90(
+    const __grid_constant__ layer_args p)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ decode_shared<HEAD> sh;
@@ -425,7 +426,8 @@ static __global__ __launch_bounds__(LAYER_THREADS,
         const layer_weight &weight = p.weight[product];
         const int pitch = layer_pitch(weight.k);
         if (product % 2 == 0)
-            layer_normed<T>(xs, pitch, p, p.norm[product / 2], product ? NULL : p.first, tokens, sums);
+            layer_normed<T>(xs, pitch, p, p.norm[product / 2], product ? NULL : p.first, tokens,
+                            sums);
         else
             layer_copy<T>(xs, pitch, product == 1 ? p.attention.a.o : p.act_out,
                           product == 1 ? p.att_stride : p.act_stride, weight.k, tokens);
@@ -448,8 +450,8 @@ static __global__ __launch_bounds__(LAYER_THREADS,
                 ((T *)p.y)[tok * p.y_stride + row] = sop_from_float<T>(x);
             }
         };
-        layer_run<T, HEAD>(weight, layer_kind(product), ring, &walk, smem_addr(xs), pitch,
-                           tokens, part, out);
+        layer_run<T, HEAD>(weight, layer_kind(product), ring, &walk, smem_addr(xs), pitch, tokens,
+                           part, out);
         if (product == 3) break;
         layer_arrive(p.met);
         layer_start<T, HEAD>(p.weight[product + 1], layer_kind(product + 1), ring, &walk);
@@ -463,7 +465,8 @@ static __global__ __launch_bounds__(LAYER_THREADS,
         layer_arrive(p.met);
         layer_wait(p.met, ++meetings * grid);
     }
-    if (tid == 0 && atomicAdd(p.met + 1, 1) == grid - 1) p.met[0] = p.met[1] = 0; /* all are through */
+    if (tid == 0 && atomicAdd(p.met + 1, 1) == grid - 1)
+        p.met[0] = p.met[1] = 0; /* all are through */
 }
 
 #endif

@@ -100,7 +100,8 @@ extern "C" const char *sop_layer_decode_refuse(const void *desc)
 extern "C" sop_status sop_layer_decode_plan(const void *desc, const int32_t *params,
                                             const sop_facts *facts, size_t budget, sop_split *split)
 {
-    return sop_attention_decode_plan(((const void *const *)desc)[CORE], params, facts, budget, split);
+    return sop_attention_decode_plan(((const void *const *)desc)[CORE], params, facts, budget,
+                                     split);
 }
 
 static layer_weight weight_of(const sop_call *call, int module, int at)
@@ -154,14 +155,13 @@ extern "C" sop_status sop_layer_decode_sm90(const sop_call *call)
     if (qkv->tokens == 0) return SOP_OK;
     if (!is_chained(call))
         return sop_fail(SOP_E_UNSUPPORTED, "layer_decode_sm90: the modules do not read each other");
-    static const int wide[] = {AT_NORM1 + SOP_RMSNORM_X,      AT_NORM1 + SOP_RMSNORM_W,
-                               AT_QKV + SOP_LINEAR_W0,        AT_QKV + SOP_LINEAR_W1,
-                               AT_QKV + SOP_LINEAR_W2,        AT_QKV + SOP_LINEAR_Y,
-                               AT_CORE + SOP_ATTENTION_K_POOL, AT_CORE + SOP_ATTENTION_V_POOL,
-                               AT_CORE + SOP_ATTENTION_O,     AT_OUTPUT + SOP_LINEAR_W0,
-                               AT_NORM2 + SOP_RMSNORM_R,      AT_NORM2 + SOP_RMSNORM_W,
-                               AT_GATE_UP + SOP_LINEAR_W0,    AT_GATE_UP + SOP_LINEAR_W1,
-                               AT_GATED + SOP_GATED_Y,        AT_DOWN + SOP_LINEAR_W0};
+    static const int wide[] = {
+        AT_NORM1 + SOP_RMSNORM_X,       AT_NORM1 + SOP_RMSNORM_W,       AT_QKV + SOP_LINEAR_W0,
+        AT_QKV + SOP_LINEAR_W1,         AT_QKV + SOP_LINEAR_W2,         AT_QKV + SOP_LINEAR_Y,
+        AT_CORE + SOP_ATTENTION_K_POOL, AT_CORE + SOP_ATTENTION_V_POOL, AT_CORE + SOP_ATTENTION_O,
+        AT_OUTPUT + SOP_LINEAR_W0,      AT_NORM2 + SOP_RMSNORM_R,       AT_NORM2 + SOP_RMSNORM_W,
+        AT_GATE_UP + SOP_LINEAR_W0,     AT_GATE_UP + SOP_LINEAR_W1,     AT_GATED + SOP_GATED_Y,
+        AT_DOWN + SOP_LINEAR_W0};
     for (int i : wide)
         if (!sop_aligned16(a[i].data))
             return sop_fail(SOP_E_UNSUPPORTED,
@@ -184,7 +184,8 @@ extern "C" sop_status sop_layer_decode_sm90(const sop_call *call)
     }
     const int norm_at[2] = {AT_NORM1, AT_NORM2};
     for (int i = 0; i < 2; i++)
-        p.norm[i] = {(const float *)a[norm_at[i] + SOP_RMSNORM_W].data, norm[i]->eps, norm[i]->offset};
+        p.norm[i] = {(const float *)a[norm_at[i] + SOP_RMSNORM_W].data, norm[i]->eps,
+                     norm[i]->offset};
     p.weight[0] = weight_of(call, QKV, AT_QKV);
     p.weight[1] = weight_of(call, OUTPUT, AT_OUTPUT);
     p.weight[2] = weight_of(call, GATE_UP, AT_GATE_UP);
