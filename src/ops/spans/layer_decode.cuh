@@ -445,7 +445,7 @@ static __global__ __launch_bounds__(LAYER_THREADS, 1) void sop_layer_decode_sm90
             } else if (product == 2) {
                 y += layer_bias(weight, 1, row);
                 ((T *)p.act_out)[tok * p.act_stride + row] =
-                    sop_from_float<T>(x * sop_act_share(p.act, x) * y);
+                    sop_from_float<T>(sop_act_of(p.act, x) * y);
             } else {
                 ((T *)p.y)[tok * p.y_stride + row] = sop_from_float<T>(x);
             }
