@@ -22,7 +22,8 @@
 struct line {
     const char *op, *row, *floor, *desc; /* floor: NULL where it would take too long */
     /* attention: the first sequence has all, the others this; sample: each row wants 1: all filters,
-     * 2: top_p alone, 3: a temperature alone */
+     * 2: top_p alone, 3: a temperature alone; bias_act, layernorm: 1: with what is optional but the
+     * residual, 2: with all */
     int32_t skewed;
 };
 
@@ -37,6 +38,8 @@ struct line {
 #define EMBED "embed", "embed_wide_sm80", "embed_cuda"
 #define ROPE "rope", "rope_wide_sm80", "rope_cuda"
 #define APPEND "kv_append", "kv_append_wide_sm80", "kv_append_cuda"
+#define BIAS_ACT "bias_act", "bias_act_wide_sm80", "bias_act_cuda"
+#define LAYERNORM "layernorm", "layernorm_wide_sm80", "layernorm_cuda"
 #define SAMPLE "sample", "sample_split_sm80", "sample_cuda"
 
 static const struct line lines[] = {
@@ -86,6 +89,14 @@ static const struct line lines[] = {
     {"gated", "gated_wide_sm80", "gated_cuda", "tokens=32768 dim=8192 x=bf16 y=bf16", 0},
     {"gated", "gated_wide_sm80", "gated_cuda", "tokens=16384 dim=28672 x=bf16 y=bf16", 0},
     {"gated", "gated_wide_sm80", "gated_cuda", "tokens=64 dim=18944 x=bf16 y=bf16", 0},
+    {BIAS_ACT, "tokens=32768 dim=8192 act=gelu x=bf16 y=bf16", 1},
+    {BIAS_ACT, "tokens=32768 dim=8192 act=gelu_tanh x=bf16 y=bf16", 1},
+    {BIAS_ACT, "tokens=32768 dim=8192 act=quick_gelu x=bf16 y=bf16", 1},
+    {BIAS_ACT, "tokens=32768 dim=8192 act=quick_gelu x=bf16 r=bf16 y=bf16", 2},
+    {BIAS_ACT, "tokens=32768 dim=8192 act=gelu residual=after x=bf16 r=bf16 y=bf16", 2},
+    {LAYERNORM, "tokens=32768 dim=8192 x=bf16 y=bf16", 1},
+    {LAYERNORM, "tokens=32768 dim=8192 x=bf16 r=bf16 y=bf16", 2},
+    {LAYERNORM, "tokens=16384 dim=1280 x=bf16 y=bf16", 1},
     {"softmax", "softmax_wide_sm80", "softmax_cuda", "tokens=32768 dim=8192 x=bf16 y=bf16", 0},
     {"add", "add_wide_sm80", "add_cuda", "tokens=32768 dim=8192 a=bf16 b=bf16 y=bf16", 0},
     {EMBED, "tokens=16384 rows=32000 dim=8192 w=bf16", 0},
@@ -169,6 +180,20 @@ static void want(const sop_sample_desc *d, int32_t what, const sop_operand *args
     }
 }
 
+static int is_residual(const sop_op *op, int32_t r)
+{
+    return op->roles[r].name[0] == 'r';
+}
+
+/* Whether a line runs without the operand. */
+static int absent(const sop_op *op, int32_t r, int32_t skewed)
+{
+    if (op->roles[r].flags & SOP_ROLE_LIVE) return 1;
+    if (!sop_droppable(op, r)) return 0;
+    if (op != &sop_op_bias_act && op != &sop_op_layernorm) return 1;
+    return skewed == 0 || (skewed == 1 && is_residual(op, r));
+}
+
 static void make_sets(struct sets *s, const sop_op *op, const void *desc, int32_t skewed)
 {
     sop_tensor v[SOP_MOST_ROLES];
@@ -177,7 +202,7 @@ static void make_sets(struct sets *s, const sop_op *op, const void *desc, int32_
     size_t one = 0, at = 0;
     for (int32_t r = 0; r < op->n_roles; r++) {
         op->view(desc, r, &v[r]);
-        if ((op->roles[r].flags & SOP_ROLE_LIVE) || sop_droppable(op, r)) v[r].ndim = 0;
+        if (absent(op, r, skewed)) v[r].ndim = 0;
         if (v[r].ndim) one += rounded(v[r].bytes);
     }
     card->ops->facts(card, &facts);
@@ -199,7 +224,7 @@ static void make_sets(struct sets *s, const sop_op *op, const void *desc, int32_
     if (op->fill) op->fill(desc, 0, -1, host);
     if (skewed && op == &sop_op_sample)
         want(desc, skewed, host);
-    else if (skewed)
+    else if (skewed && op == &sop_op_attention)
         skew(desc, skewed, host);
     must(card->ops->copy(queue, s->memory, staging, one, SOP_COPY_IN));
     for (int64_t k = 1; k < s->n; k++)
@@ -331,7 +356,12 @@ static void time_line(const sop_op *op, const void *desc, const struct line *l, 
     const double long_run = replay(g, (int64_t)(0.4 / (once * (double)calls)) + 1) / (double)calls;
     card->ops->graph_destroy(g);
     op->cost(desc, &cost);
-    if (l->skewed && op != &sop_op_sample) {
+    for (int32_t r = 0; l->skewed == 2 && op != &sop_op_sample && r < op->n_roles; r++) {
+        sop_tensor v;
+        op->view(desc, r, &v);
+        if (is_residual(op, r)) cost.read_bytes += (double)v.bytes; /* or written */
+    }
+    if (l->skewed && op == &sop_op_attention) {
         const sop_attention_desc *d = desc;
         const double keys = (double)d->max_kv + (double)(d->seqs - 1) * l->skewed;
         cost.read_bytes = keys * (double)(d->kv_heads * 2 * d->k) * 2;
