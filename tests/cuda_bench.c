@@ -40,6 +40,9 @@ struct line {
 #define APPEND "kv_append", "kv_append_wide_sm80", "kv_append_cuda"
 #define BIAS_ACT "bias_act", "bias_act_wide_sm80", "bias_act_cuda"
 #define LAYERNORM "layernorm", "layernorm_wide_sm80", "layernorm_cuda"
+#define EXPERTS "experts", "experts_gemm_sm90"
+#define QWEN_MOE "experts=60 n=1408 k=2048 x=bf16 w=bf16 y=bf16 "
+#define MIXTRAL "experts=8 n=14336 k=4096 x=bf16 w=bf16 y=bf16 "
 #define SAMPLE "sample", "sample_split_sm80", "sample_cuda"
 
 static const struct line lines[] = {
@@ -64,6 +67,19 @@ static const struct line lines[] = {
     {GEMM, NULL, DOWN "m=4096", 0},
     {GEMM, NULL, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=4096", 0},
     {GEMM, NULL, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=4097", 0},
+    {EXPERTS, "experts_cuda", QWEN_MOE "rows=256", 0},
+    {EXPERTS, "experts_cuda", QWEN_MOE "rows=256 gather=4", 0},
+    {EXPERTS, "experts_cuda", QWEN_MOE "rows=2048", 0},
+    {EXPERTS, "experts_cuda", QWEN_MOE "rows=2048 gather=4", 0},
+    {EXPERTS, NULL, QWEN_MOE "rows=16384", 0},
+    {EXPERTS, NULL, QWEN_MOE "rows=16384 gather=4", 0},
+    {EXPERTS, NULL, QWEN_MOE "rows=65536", 0},
+    {EXPERTS, NULL, QWEN_MOE "rows=65536 gather=4", 0},
+    {EXPERTS, NULL, "experts=60 n=2048 k=1408 x=bf16 w=bf16 y=bf16 rows=65536 scatter=1", 0},
+    {EXPERTS, "experts_cuda", MIXTRAL "rows=32", 0},
+    {EXPERTS, NULL, MIXTRAL "rows=1024", 0},
+    {EXPERTS, NULL, MIXTRAL "rows=8192", 0},
+    {EXPERTS, NULL, MIXTRAL "rows=8192 gather=2", 0},
     {PREFILL, "attention_cuda", "tokens=16384 seqs=32 max_kv=512 heads=32 kv_heads=8 k=128" BF16,
      0},
     {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=32 kv_heads=8 k=128" BF16, 0},
@@ -170,6 +186,15 @@ static void skew(const sop_attention_desc *d, int32_t others, const sop_operand 
     }
 }
 
+/* Each row's expert is drawn from all alike. */
+static void deal(const sop_experts_desc *d, const sop_operand *args)
+{
+    int32_t *counts = args[SOP_EXPERTS_COUNTS].data;
+    uint64_t state = 1;
+    memset(counts, 0, (size_t)d->experts * sizeof *counts);
+    for (int64_t i = 0; i < d->rows; i++) counts[sop_random(&state) % (uint64_t)d->experts]++;
+}
+
 static void want(const sop_sample_desc *d, int32_t what, const sop_operand *args)
 {
     sop_sampling *s = args[SOP_SAMPLE_PARAMS].data;
@@ -224,6 +249,8 @@ static void make_sets(struct sets *s, const sop_op *op, const void *desc, int32_
     if (op->fill) op->fill(desc, 0, -1, host);
     if (skewed && op == &sop_op_sample)
         want(desc, skewed, host);
+    else if (op == &sop_op_experts)
+        deal(desc, host);
     else if (skewed && op == &sop_op_attention)
         skew(desc, skewed, host);
     must(card->ops->copy(queue, s->memory, staging, one, SOP_COPY_IN));
