@@ -40,6 +40,7 @@ struct line {
 #define APPEND "kv_append", "kv_append_wide_sm80", "kv_append_cuda"
 #define BIAS_ACT "bias_act", "bias_act_wide_sm80", "bias_act_cuda"
 #define LAYERNORM "layernorm", "layernorm_wide_sm80", "layernorm_cuda"
+#define COMBINE "combine", "combine_wide_sm80", "combine_cuda"
 #define EXPERTS "experts", "experts_gemm_sm90"
 #define QWEN_MOE "experts=60 n=1408 k=2048 x=bf16 w=bf16 y=bf16 "
 #define MIXTRAL "experts=8 n=14336 k=4096 x=bf16 w=bf16 y=bf16 "
@@ -113,6 +114,9 @@ static const struct line lines[] = {
     {LAYERNORM, "tokens=32768 dim=8192 x=bf16 y=bf16", 1},
     {LAYERNORM, "tokens=32768 dim=8192 x=bf16 r=bf16 y=bf16", 2},
     {LAYERNORM, "tokens=16384 dim=1280 x=bf16 y=bf16", 1},
+    {COMBINE, "tokens=16384 top=4 dim=2048 x=bf16 r=bf16 y=bf16", 0},
+    {COMBINE, "tokens=4096 top=2 dim=4096 x=bf16 r=bf16 y=bf16", 0},
+    {COMBINE, "tokens=64 top=4 dim=2048 x=bf16", 0},
     {"softmax", "softmax_wide_sm80", "softmax_cuda", "tokens=32768 dim=8192 x=bf16 y=bf16", 0},
     {"add", "add_wide_sm80", "add_cuda", "tokens=32768 dim=8192 a=bf16 b=bf16 y=bf16", 0},
     {EMBED, "tokens=16384 rows=32000 dim=8192 w=bf16", 0},
