@@ -6,12 +6,12 @@
 #include "ops/cuda/wide.cuh"
 #include "ops/gated/gated_act.cuh"
 
-/* gelu for results of 16 bits, in a third of the instructions of erfcf, which a row at copy speed has no time
- * for. With a = |g|, t = 1 / (1 + 0.4 a), s = 1 - t,
+/* gelu for results of 16 bits, in a third of the instructions of erfcf, for which a row at copy speed has
+ * no time. With a = |g|, t = 1 / (1 + 0.4 a), s = 1 - t,
  *     erfc(a / sqrt 2) / 2 = t 2^(P(s) - a^2 log2(e) / 2)
- * P is the polynomial whose greatest error is least for a in [0, 15]: 1.5 u of the result; all together is
- * within 16 u. The power is a square, as in sop_logistic2. Beyond 15 the share of -a is 0, and a stops
- * there: no infinity times 0. */
+ * P is the polynomial whose greatest error is least for a in [0, 15]: 1.5 u of the result; all together
+ * is within 16 u near 0, where the argument of the power is small. The power is a square, as in
+ * sop_logistic2. Beyond 15 the share of -a is 0, and a stops there: no infinity times 0. */
 SOP_DEV float sop_gelu_near(float g)
 {
     const float t = sop_reciprocal_near(fmaf(0.4f, fabsf(g), 1.0f)), s = 1 - t;

@@ -1,4 +1,5 @@
-/* One piece of a row of y a thread, 16 bytes of x; those of four pairs are in flight together. Neighbouring blocks have neighbouring pieces of a row. */
+/* One piece of a row of y a thread, 16 bytes of x; those of four pairs are in flight together.
+ * Neighbouring blocks have neighbouring pieces of a row. */
 #ifndef OPS_COMBINE_WIDE_CUH
 #define OPS_COMBINE_WIDE_CUH
 

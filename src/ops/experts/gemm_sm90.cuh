@@ -1,12 +1,12 @@
-/* A linear over experts in 16-bit elements, sums in f32: y^T[n, rows of e] = w[e][n, k] x[rows of e, k]^T.
+/* A linear over experts, elements of 16 bits, sums in f32: y^T[n, rows of e] = w[e] x[rows of e]^T.
  *
- * The counts are read where the kernel runs: each CTA sums them up and takes every gridDim.x-th tile, so one
- * grid serves any counts. A tile is 128 rows of a weight by up to `most` rows of x; the rows of an expert
- * are dealt evenly to as few tiles as hold them, in a width that is a multiple of 16, or 8. As the wide side
- * is the weights', few rows of x cost few products.
+ * The counts are read where the kernel runs: each CTA sums them up and takes every gridDim.x-th tile, so
+ * one grid serves any counts. A tile is 128 rows of a weight by up to `most` rows of x; the rows of an
+ * expert are dealt evenly to as few tiles as hold them, in a width that is a multiple of 16, or 8. As the
+ * wide side is the weights', few rows of x cost few products.
  *
- * 384 threads: warpgroup 0 loads a ring of stages of 64 k, warpgroups 1 and 2 each own 64 rows of the weight.
- * Weights come by TMA; so does x where its rows are sorted, else they are gathered by cp.async:
+ * 384 threads: warpgroup 0 loads a ring of stages of 64 k, warpgroups 1 and 2 each own 64 rows of the
+ * weight. Weights come by TMA; so does x where its rows are sorted, else they are gathered by cp.async:
  *
  *     stage: [w: 128 rows of 128 bytes | x: `most` rows of 128 bytes], both swizzled by 128 bytes
  *
