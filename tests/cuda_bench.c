@@ -22,7 +22,8 @@
 struct line {
     const char *op, *row, *floor, *desc; /* floor: NULL where it would take too long */
     /* attention: the first sequence has all, the others this; sample: each row wants 1: all filters,
-     * 2: top_p alone, 3: a temperature alone */
+     * 2: top_p alone, 3: a temperature alone; bias_act, layernorm: 1: with what is optional but the
+     * residual, 2: with all */
     int32_t skewed;
 };
 
@@ -37,6 +38,12 @@ struct line {
 #define EMBED "embed", "embed_wide_sm80", "embed_cuda"
 #define ROPE "rope", "rope_wide_sm80", "rope_cuda"
 #define APPEND "kv_append", "kv_append_wide_sm80", "kv_append_cuda"
+#define BIAS_ACT "bias_act", "bias_act_wide_sm80", "bias_act_cuda"
+#define LAYERNORM "layernorm", "layernorm_wide_sm80", "layernorm_cuda"
+#define COMBINE "combine", "combine_wide_sm80", "combine_cuda"
+#define EXPERTS "experts", "experts_gemm_sm90"
+#define QWEN_MOE "experts=60 n=1408 k=2048 x=bf16 w=bf16 y=bf16 "
+#define MIXTRAL "experts=8 n=14336 k=4096 x=bf16 w=bf16 y=bf16 "
 #define SAMPLE "sample", "sample_split_sm80", "sample_cuda"
 
 static const struct line lines[] = {
@@ -61,6 +68,19 @@ static const struct line lines[] = {
     {GEMM, NULL, DOWN "m=4096", 0},
     {GEMM, NULL, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=4096", 0},
     {GEMM, NULL, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=4097", 0},
+    {EXPERTS, "experts_cuda", QWEN_MOE "rows=256", 0},
+    {EXPERTS, "experts_cuda", QWEN_MOE "rows=256 gather=4", 0},
+    {EXPERTS, "experts_cuda", QWEN_MOE "rows=2048", 0},
+    {EXPERTS, "experts_cuda", QWEN_MOE "rows=2048 gather=4", 0},
+    {EXPERTS, NULL, QWEN_MOE "rows=16384", 0},
+    {EXPERTS, NULL, QWEN_MOE "rows=16384 gather=4", 0},
+    {EXPERTS, NULL, QWEN_MOE "rows=65536", 0},
+    {EXPERTS, NULL, QWEN_MOE "rows=65536 gather=4", 0},
+    {EXPERTS, NULL, "experts=60 n=2048 k=1408 x=bf16 w=bf16 y=bf16 rows=65536 scatter=1", 0},
+    {EXPERTS, "experts_cuda", MIXTRAL "rows=32", 0},
+    {EXPERTS, NULL, MIXTRAL "rows=1024", 0},
+    {EXPERTS, NULL, MIXTRAL "rows=8192", 0},
+    {EXPERTS, NULL, MIXTRAL "rows=8192 gather=2", 0},
     {PREFILL, "attention_cuda", "tokens=16384 seqs=32 max_kv=512 heads=32 kv_heads=8 k=128" BF16,
      0},
     {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=32 kv_heads=8 k=128" BF16, 0},
@@ -86,6 +106,17 @@ static const struct line lines[] = {
     {"gated", "gated_wide_sm80", "gated_cuda", "tokens=32768 dim=8192 x=bf16 y=bf16", 0},
     {"gated", "gated_wide_sm80", "gated_cuda", "tokens=16384 dim=28672 x=bf16 y=bf16", 0},
     {"gated", "gated_wide_sm80", "gated_cuda", "tokens=64 dim=18944 x=bf16 y=bf16", 0},
+    {BIAS_ACT, "tokens=32768 dim=8192 act=gelu x=bf16 y=bf16", 1},
+    {BIAS_ACT, "tokens=32768 dim=8192 act=gelu_tanh x=bf16 y=bf16", 1},
+    {BIAS_ACT, "tokens=32768 dim=8192 act=quick_gelu x=bf16 y=bf16", 1},
+    {BIAS_ACT, "tokens=32768 dim=8192 act=quick_gelu x=bf16 r=bf16 y=bf16", 2},
+    {BIAS_ACT, "tokens=32768 dim=8192 act=gelu residual=after x=bf16 r=bf16 y=bf16", 2},
+    {LAYERNORM, "tokens=32768 dim=8192 x=bf16 y=bf16", 1},
+    {LAYERNORM, "tokens=32768 dim=8192 x=bf16 r=bf16 y=bf16", 2},
+    {LAYERNORM, "tokens=16384 dim=1280 x=bf16 y=bf16", 1},
+    {COMBINE, "tokens=16384 top=4 dim=2048 x=bf16 r=bf16 y=bf16", 0},
+    {COMBINE, "tokens=4096 top=2 dim=4096 x=bf16 r=bf16 y=bf16", 0},
+    {COMBINE, "tokens=64 top=4 dim=2048 x=bf16", 0},
     {"softmax", "softmax_wide_sm80", "softmax_cuda", "tokens=32768 dim=8192 x=bf16 y=bf16", 0},
     {"add", "add_wide_sm80", "add_cuda", "tokens=32768 dim=8192 a=bf16 b=bf16 y=bf16", 0},
     {EMBED, "tokens=16384 rows=32000 dim=8192 w=bf16", 0},
@@ -159,6 +190,15 @@ static void skew(const sop_attention_desc *d, int32_t others, const sop_operand 
     }
 }
 
+/* Each row's expert is drawn from all alike. */
+static void deal(const sop_experts_desc *d, const sop_operand *args)
+{
+    int32_t *counts = args[SOP_EXPERTS_COUNTS].data;
+    uint64_t state = 1;
+    memset(counts, 0, (size_t)d->experts * sizeof *counts);
+    for (int64_t i = 0; i < d->rows; i++) counts[sop_random(&state) % (uint64_t)d->experts]++;
+}
+
 static void want(const sop_sample_desc *d, int32_t what, const sop_operand *args)
 {
     sop_sampling *s = args[SOP_SAMPLE_PARAMS].data;
@@ -169,6 +209,20 @@ static void want(const sop_sample_desc *d, int32_t what, const sop_operand *args
     }
 }
 
+static int is_residual(const sop_op *op, int32_t r)
+{
+    return op->roles[r].name[0] == 'r';
+}
+
+/* Whether a line runs without the operand. */
+static int absent(const sop_op *op, int32_t r, int32_t skewed)
+{
+    if (op->roles[r].flags & SOP_ROLE_LIVE) return 1;
+    if (!sop_droppable(op, r)) return 0;
+    if (op != &sop_op_bias_act && op != &sop_op_layernorm) return 1;
+    return skewed == 0 || (skewed == 1 && is_residual(op, r));
+}
+
 static void make_sets(struct sets *s, const sop_op *op, const void *desc, int32_t skewed)
 {
     sop_tensor v[SOP_MOST_ROLES];
@@ -177,7 +231,7 @@ static void make_sets(struct sets *s, const sop_op *op, const void *desc, int32_
     size_t one = 0, at = 0;
     for (int32_t r = 0; r < op->n_roles; r++) {
         op->view(desc, r, &v[r]);
-        if ((op->roles[r].flags & SOP_ROLE_LIVE) || sop_droppable(op, r)) v[r].ndim = 0;
+        if (absent(op, r, skewed)) v[r].ndim = 0;
         if (v[r].ndim) one += rounded(v[r].bytes);
     }
     card->ops->facts(card, &facts);
@@ -199,7 +253,9 @@ static void make_sets(struct sets *s, const sop_op *op, const void *desc, int32_
     if (op->fill) op->fill(desc, 0, -1, host);
     if (skewed && op == &sop_op_sample)
         want(desc, skewed, host);
-    else if (skewed)
+    else if (op == &sop_op_experts)
+        deal(desc, host);
+    else if (skewed && op == &sop_op_attention)
         skew(desc, skewed, host);
     must(card->ops->copy(queue, s->memory, staging, one, SOP_COPY_IN));
     for (int64_t k = 1; k < s->n; k++)
@@ -331,7 +387,12 @@ static void time_line(const sop_op *op, const void *desc, const struct line *l, 
     const double long_run = replay(g, (int64_t)(0.4 / (once * (double)calls)) + 1) / (double)calls;
     card->ops->graph_destroy(g);
     op->cost(desc, &cost);
-    if (l->skewed && op != &sop_op_sample) {
+    for (int32_t r = 0; l->skewed == 2 && op != &sop_op_sample && r < op->n_roles; r++) {
+        sop_tensor v;
+        op->view(desc, r, &v);
+        if (is_residual(op, r)) cost.read_bytes += (double)v.bytes; /* or written */
+    }
+    if (l->skewed && op == &sop_op_attention) {
         const sop_attention_desc *d = desc;
         const double keys = (double)d->max_kv + (double)(d->seqs - 1) * l->skewed;
         cost.read_bytes = keys * (double)(d->kv_heads * 2 * d->k) * 2;

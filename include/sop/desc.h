@@ -315,6 +315,26 @@ enum {
     SOP_EXPERTS_ROLES
 };
 
+/** combine: what the experts of a token made of it, together:
+ *
+ *     y[t,i] = r[t,i] + sum over j < top of weights[t,j] * x[t * top + j, i]
+ *
+ * x [tokens * top, dim], a row for each pair, as experts leaves them with scatter; weights [tokens, top]
+ * f32, as moe_gate makes them; r, y [tokens, dim], r optional, y may be r */
+typedef struct sop_combine_desc {
+    int64_t tokens, top, dim;
+    int64_t x_stride, r_stride, y_stride;
+    int32_t x_dtype, r_dtype, y_dtype, reserved;
+} sop_combine_desc;
+enum {
+    SOP_COMBINE_X,
+    SOP_COMBINE_R,
+    SOP_COMBINE_WEIGHTS,
+    SOP_COMBINE_LIVE,
+    SOP_COMBINE_Y,
+    SOP_COMBINE_ROLES
+};
+
 /** add: y = a + b, all [tokens, dim]; y may be a. */
 typedef struct sop_add_desc {
     int64_t tokens, dim;
@@ -376,6 +396,7 @@ enum { SOP_FINITE_X, SOP_FINITE_LIVE, SOP_FINITE_COUNT, SOP_FINITE_ROLES };
     X(bias_act) \
     X(moe_gate) \
     X(experts) \
+    X(combine) \
     X(add) \
     X(softmax) \
     X(sample) \

@@ -103,6 +103,8 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "bias_act_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
+     .refuse = sop_bias_act_wide_refuse, .run = sop_bias_act_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "bias_act_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_bias_act_cuda},
 #endif
@@ -133,6 +135,12 @@ static const char *const cases[] = {
     "tokens=2 dim=640 act=quick_gelu x=bf16 r=bf16 y=bf16",
     "tokens=2 dim=640 act=gelu residual=after x=f16 r=f16 y=f16",
     "tokens=3 dim=33 act=gelu_tanh x=bf16 r=f32 y=f16",
+    "tokens=5 dim=4104 act=gelu x=bf16 r=f32 y=bf16 y_stride=4112", /* three blocks a row */
+    "tokens=3 dim=72 act=gelu_tanh x=f16 r=f16 y=f16 x_stride=80 r_stride=0",
+    "tokens=2 dim=264 act=silu x=bf16 r=bf16 y=bf16",
+    "tokens=2 dim=8 act=relu x=bf16 r=bf16 y=bf16",
+    "tokens=2 dim=16 act=gelu x=bf16 r=f16 y=bf16",           /* beyond: r is of a third type */
+    "tokens=2 dim=16 act=gelu x=f16 r=f16 y=f16 x_stride=20", /* beyond: a stride */
     "tokens=3 dim=33 act=relu x=f16 r=bf16 y=f32",
     NULL,
 };

@@ -12,6 +12,10 @@ sop_status sop_bias_act_reference(const sop_call *call, const sop_judge *judge);
 sop_status sop_bias_act_ref(const sop_call *call);
 sop_status sop_bias_act_f32_c(const sop_call *call);    /* bias_act_c.c */
 sop_status sop_bias_act_f32_avx2(const sop_call *call); /* bias_act_avx2.c */
-sop_status sop_bias_act_cuda(const sop_call *call);     /* bias_act_cuda.cu: takes everything */
+
+/* CUDA: bias_act_cuda.cu takes everything, bias_act_wide_sm80.cu what goes in pieces of 16 bytes */
+sop_status sop_bias_act_cuda(const sop_call *call);
+const char *sop_bias_act_wide_refuse(const void *desc);
+sop_status sop_bias_act_wide_sm80(const sop_call *call);
 
 #endif

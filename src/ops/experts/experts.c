@@ -161,6 +161,9 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "experts_gemm_sm90", "cuda", SOP_CUDA_SM90A, 0,
+     .refuse = sop_experts_gemm_refuse, .plan = sop_experts_gemm_plan,
+     .run = sop_experts_gemm_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "experts_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_experts_cuda},
 #endif
@@ -195,6 +198,28 @@ static const char *const cases[] = {
     "rows=24 experts=5 n=30 k=70 gather=2 x=bf16 w=bf16 y=bf16",
     "rows=24 experts=5 n=30 k=70 scatter=1 x=f16 w=f16 y=f16",
     "rows=10 experts=4 n=12 k=33 x=bf16 w=f32 y=f32",
+    "rows=5 experts=1 n=8 k=8 x=bf16 w=bf16 y=bf16", /* each width of a tile: 8, 16, ... 256 */
+    "rows=16 experts=1 n=136 k=64 gather=2 x=bf16 w=bf16 y=bf16",
+    "rows=42 experts=1 n=64 k=72 scatter=1 x=f16 w=f16",
+    "rows=64 experts=1 n=72 k=130 x_stride=136 w_stride=136 x=f16 w=f16 y=f16",
+    "rows=80 experts=1 n=128 k=128 gather=4 scatter=1 x=bf16 w=bf16 y=bf16",
+    "rows=96 experts=1 n=200 k=64 y_stride=208 x=bf16 w=bf16 y=bf16",
+    "rows=112 experts=1 n=40 k=200 gather=1 x=f16 w=f16 y=f16",
+    "rows=144 experts=1 n=40 k=72 x=bf16 w=bf16",
+    "rows=160 experts=1 n=40 k=72 scatter=1 x=bf16 w=bf16 y=bf16",
+    "rows=176 experts=1 n=40 k=72 gather=2 x=bf16 w=bf16 y=bf16",
+    "rows=192 experts=1 n=40 k=72 x=bf16 w=bf16 y=bf16",
+    "rows=208 experts=1 n=40 k=72 x=bf16 w=bf16 gather=2 scatter=1",
+    "rows=224 experts=1 n=40 k=72 x=bf16 w=bf16 y=bf16",
+    "rows=240 experts=1 n=40 k=72 x=f16 w=f16 y=f16",
+    "rows=256 experts=1 n=40 k=72 x=bf16 w=bf16 y=bf16",
+    "rows=257 experts=1 n=8 k=520 scatter=1 x=bf16 w=bf16 y=bf16",
+    "rows=400 experts=3 n=136 k=24 w_expert=4000 gather=2 x=f16 w=f16 y=f16",
+    "rows=1500 experts=60 n=136 k=8 scatter=1 x=bf16 w=bf16 y=bf16", /* 12 tiles of one */
+    "rows=100 experts=300 n=40 k=64 gather=4 x=bf16 w=bf16 y=bf16",
+    "rows=4 experts=2 n=8 k=8 w_stride=12 w_expert=96 x=bf16 w=bf16 y=bf16", /* beyond: a stride */
+    "rows=4 experts=2 n=8 k=8 x=bf16 w=f16 y=f16",                           /* beyond: two types */
+    "rows=9 experts=1030 n=8 k=8 x=bf16 w=bf16 y=bf16", /* beyond: too many experts */
     NULL,
 };
 

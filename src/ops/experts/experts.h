@@ -23,6 +23,12 @@ sop_status sop_experts_reference(const sop_call *call, const sop_judge *judge); 
 sop_status sop_experts_ref(const sop_call *call);
 sop_status sop_experts_c(const sop_call *call);    /* experts_c.c */
 sop_status sop_experts_avx2(const sop_call *call); /* experts_avx2.c */
-sop_status sop_experts_cuda(const sop_call *call); /* experts_cuda.cu: takes everything */
+
+/* CUDA: experts_cuda.cu takes everything, experts_gemm_sm90.cu 16-bit elements that TMA can read */
+sop_status sop_experts_cuda(const sop_call *call);
+const char *sop_experts_gemm_refuse(const void *desc);
+sop_status sop_experts_gemm_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                 size_t budget, sop_split *split);
+sop_status sop_experts_gemm_sm90(const sop_call *call);
 
 #endif

@@ -103,6 +103,8 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "layernorm_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
+     .refuse = sop_layernorm_wide_refuse, .run = sop_layernorm_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "layernorm_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_layernorm_cuda},
 #endif
@@ -130,6 +132,14 @@ static const char *const cases[] = {
     "tokens=2 dim=4096 x=bf16 r=bf16 y=bf16",
     "tokens=3 dim=1000 x=f16 r=f16 y=f16",
     "tokens=2 dim=33 x=f16 r=f32 y=bf16",
+    "tokens=3 dim=8 x=bf16 r=bf16 y=bf16 x_stride=16 r_stride=24 y_stride=32",
+    "tokens=3 dim=768 x=bf16 y=bf16", /* beside a residual in float32 */
+    "tokens=2 dim=1280 y=f16",
+    "tokens=2 dim=8192 x=bf16 r=bf16 y=bf16",
+    "tokens=2 dim=4104 x=f16 r=f16 y=f16", /* one piece over what goes once a thread */
+    "tokens=1 dim=16384",
+    "tokens=1 dim=16392 x=bf16 r=bf16 y=bf16", /* beyond: longer than a block holds */
+    "tokens=2 dim=64 x=f16 r=bf16 y=f16",      /* beyond: r is of a third type */
     NULL,
 };
 

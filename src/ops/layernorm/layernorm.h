@@ -13,6 +13,10 @@ sop_status sop_layernorm_reference(const sop_call *call,
 sop_status sop_layernorm_ref(const sop_call *call);
 sop_status sop_layernorm_f32_c(const sop_call *call);    /* layernorm_c.c */
 sop_status sop_layernorm_f32_avx2(const sop_call *call); /* layernorm_avx2.c */
-sop_status sop_layernorm_cuda(const sop_call *call);     /* layernorm_cuda.cu: takes everything */
+
+/* CUDA: layernorm_cuda.cu takes everything, layernorm_wide_sm80.cu what goes in pieces of 16 bytes */
+sop_status sop_layernorm_cuda(const sop_call *call);
+const char *sop_layernorm_wide_refuse(const void *desc);
+sop_status sop_layernorm_wide_sm80(const sop_call *call);
 
 #endif
