@@ -51,8 +51,8 @@ static void read_w(int32_t dtype, const uint8_t *blocks, int64_t k0, int64_t n, 
     sop_block_read(dtype, blocks + (size_t)(k0 / n) * sop_dtype_bytes(dtype), &o);
     for (int64_t i = 0; i < n; i++) {
         const double ds = (double)o.d * o.s[i / o.group], mt = (double)o.m * o.t[i / o.group];
-        w[i] = ds * (o.q[i] - o.zero) + mt;
-        a[i] = apart ? fabs(ds) * (abs(o.q[i]) + o.zero) + fabs(mt) : fabs(w[i]);
+        w[i] = ds * ((double)o.q[i] - o.zero) + mt;
+        a[i] = apart ? fabs(ds) * (fabs((double)o.q[i]) + o.zero) + fabs(mt) : fabs(w[i]);
     }
 }
 
