@@ -4,17 +4,10 @@
 /* What the plan says. */
 enum { ROWS, STAGES, COLUMNS, PIECES, GRID };
 
-/* Bytes of 256 k of a format, and what they are no multiple of 16 by; 0: no such format here. */
-static int chunk_bytes(int32_t format)
+static bool takes(int32_t format)
 {
-    switch (format) {
-    case SOP_I8_128: return quant_format<SOP_I8_128>::BYTES;
-    case SOP_F8_128: return quant_format<SOP_F8_128>::BYTES;
-    case SOP_I4_128: return quant_format<SOP_I4_128>::BYTES;
-    case SOP_Q8_0: return quant_format<SOP_Q8_0>::BYTES;
-    case SOP_Q4_K: return quant_format<SOP_Q4_K>::BYTES;
-    default: return 0;
-    }
+    return format == SOP_I8_128 || format == SOP_F8_128 || format == SOP_I4_128 ||
+           format == SOP_Q8_0 || format == SOP_Q4_K;
 }
 
 static int64_t stride_bytes(const sop_linear_desc *d, int j)
@@ -27,11 +20,12 @@ extern "C" const char *sop_linear_skinny_quant_refuse(const void *desc)
     const sop_linear_desc *d = (const sop_linear_desc *)desc;
     const int32_t w = d->w_dtype[0];
     if (!d->n[0] || d->k < 1) return "an extent is 0";
-    if (!chunk_bytes(w)) return "the weight is not i8_128, f8_128, i4_128, q8_0 or q4_k";
+    if (!takes(w)) return "the weight is not i8_128, f8_128, i4_128, q8_0 or q4_k";
     for (int j = 0; j < 3; j++) {
         if (!d->n[j]) continue;
         if (d->w_dtype[j] != w) return "the weights differ in format";
         if (!(d->layouts[j] & SOP_LAYOUT_PLAIN)) return "a weight does not lie plain";
+        if (stride_bytes(d, j) > INT32_MAX / 65) return "rows of a weight are over 32 MB apart";
     }
     if (d->tokens > 64) return "too many tokens";
     if (d->x_stride * (int64_t)sop_dtype_bytes(d->x_dtype) % 16)
@@ -44,16 +38,19 @@ extern "C" sop_status sop_linear_skinny_quant_plan(const void *desc, const int32
                                                    sop_split *split)
 {
     const sop_linear_desc *d = (const sop_linear_desc *)desc;
-    const int bytes = chunk_bytes(d->w_dtype[0]), x_bytes = (int)sop_dtype_bytes(d->x_dtype);
-    int columns = 8, astray = bytes % 16; /* how far inside a piece a row may start */
+    const int x_bytes = (int)sop_dtype_bytes(d->x_dtype);
+    int columns = 8;
     while (columns < d->tokens) columns *= 2;
+    const int steps = quant_steps(d->w_dtype[0], columns, x_bytes);
+    const int bytes = quant_bytes(d->w_dtype[0], steps);
+    int inside = bytes % 16; /* how far inside a piece a row may start */
     for (int j = 0; j < 3; j++)
-        if (d->n[j] && stride_bytes(d, j) % 16) astray = 14;
-    const int pieces = (bytes + astray + 15) / 16;
+        if (d->n[j] && stride_bytes(d, j) % 16) inside = 14;
+    const int pieces = (bytes + inside + 15) / 16;
     /* two CTAs share a multiprocessor: the next product's weights come while this one ends; with many
      * columns a ring of some depth takes all there is. Older cards have 99 KB at least. */
     const int room = (!(facts->features & SOP_CUDA_SM90) ? 99 : columns < 32 ? 113 : 226) * 1024;
-    const int stage = quant_stage_bytes(pieces, columns, x_bytes);
+    const int stage = quant_stage_bytes(quant_k(steps), pieces, columns, x_bytes);
     const int stages = (room - quant_smem_bytes(stage, columns, 0)) / stage;
     const int64_t rows = sop_linear_tile_rows(d, facts->workers), tiles = sop_linear_tiles(d, rows);
     (void)params, (void)budget;
@@ -69,7 +66,8 @@ extern "C" sop_status sop_linear_skinny_quant_plan(const void *desc, const int32
 template <int32_t FORMAT, typename X, int NT>
 static sop_status launch(const sop_call *call, const quant_args &a)
 {
-    const int stage = quant_stage_bytes(a.pieces, 8 * NT, sizeof(X));
+    const int k = quant_k(quant_steps(FORMAT, 8 * NT, sizeof(X)));
+    const int stage = quant_stage_bytes(k, a.pieces, 8 * NT, sizeof(X));
     return sop_launch_cluster(sop_skinny_quant_sm80<FORMAT, X, NT>,
                               (unsigned)call->split->word[GRID], QUANT_THREADS,
                               (size_t)quant_smem_bytes(stage, 8 * NT, a.stages), 1, call, a);

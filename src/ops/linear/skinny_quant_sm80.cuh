@@ -21,7 +21,7 @@
 #include "ops/cuda/mma.cuh"
 #include "ops/linear/skinny.cuh"
 
-enum { QUANT_THREADS = 256, QUANT_ROWS = 64, QUANT_K = 256, QUANT_MOST_STAGES = 8 };
+enum { QUANT_THREADS = 256, QUANT_ROWS = 64, QUANT_MOST_STAGES = 8 };
 
 struct quant_args {
     const uint8_t *w[3];
@@ -41,13 +41,14 @@ static inline __host__ __device__ int quant_pitch(int pieces)
 {
     return 16 * (pieces | 1);
 }
-static inline __host__ __device__ int quant_x_pitch(int x_bytes)
+static inline __host__ __device__ int quant_x_pitch(int k, int x_bytes)
 {
-    return (QUANT_K + 16) * x_bytes;
+    return (k + 16) * x_bytes;
 }
-static inline __host__ __device__ int quant_stage_bytes(int pieces, int columns, int x_bytes)
+/* Of k columns. */
+static inline __host__ __device__ int quant_stage_bytes(int k, int pieces, int columns, int x_bytes)
 {
-    return QUANT_ROWS * quant_pitch(pieces) + columns * quant_x_pitch(x_bytes);
+    return QUANT_ROWS * quant_pitch(pieces) + columns * quant_x_pitch(k, x_bytes);
 }
 /* Behind the ring: two partial results [column][68]. */
 static inline __host__ __device__ int quant_smem_bytes(int stage_bytes, int columns, int stages)
@@ -58,78 +59,69 @@ static inline __host__ __device__ int quant_smem_bytes(int stage_bytes, int colu
 /* ---- 16-bit floats of numbers that lie in the bytes of a word ---- */
 
 /* Bytes 2 i and 2 i + 1 of a word, in the low bytes of two halves; in the high ones. */
-template <int I> SOP_DEV uint32_t quant_low(uint32_t word)
+SOP_DEV uint32_t quant_low(uint32_t word, int i)
 {
-    return __byte_perm(word, 0, I ? 0x4342 : 0x4140);
+    return __byte_perm(word, 0, i ? 0x4342 : 0x4140);
 }
-template <int I> SOP_DEV uint32_t quant_high(uint32_t word)
+SOP_DEV uint32_t quant_high(uint32_t word, int i)
 {
-    return __byte_perm(word, 0, I ? 0x3424 : 0x1404);
+    return __byte_perm(word, 0, i ? 0x3424 : 0x1404);
 }
 
+/* (x & mask) | bits, in one instruction: the compiler makes two of it. */
+SOP_DEV uint32_t quant_and_or(uint32_t x, uint32_t mask, uint32_t bits)
+{
+    uint32_t r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(x), "r"(mask), "r"(bits));
+    return r;
+}
+
+/* Pairs of T in a word. a b + c is exact wherever it stands. */
 template <typename T> struct quant_pair;
 template <> struct quant_pair<__nv_bfloat16> {
-    typedef __nv_bfloat162 pair;
-    SOP_DEV pair of(uint32_t x)
+    enum : uint32_t { ONES = 0x3f803f80, SIGNS = 0x80008000, MAGIC = 0x43004300 }; /* 128 + q */
+    SOP_DEV uint32_t fma(uint32_t a, uint32_t b, uint32_t c)
     {
-        __nv_bfloat162_raw r;
-        r.x = (unsigned short)x, r.y = (unsigned short)(x >> 16);
-        return pair(r);
+        uint32_t r;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+        return r;
     }
-    SOP_DEV uint32_t bits(pair x)
-    {
-        const __nv_bfloat162_raw r = x;
-        return r.x | (uint32_t)r.y << 16;
-    }
-    enum { ONES = 0x3f803f80, MAGIC = 0x43004300 }; /* 128: the last bit is 1 */
     /* The bit of -128 moves to the other side: 128 + low 7 bits - (128 or 256). */
     SOP_DEV uint32_t i8(uint32_t t)
     {
-        return sub((t & 0x007f007f) | MAGIC, (t & 0x00800080) | MAGIC);
+        return fma(quant_and_or(t, 0x007f007f, MAGIC), ONES,
+                   quant_and_or(t, 0x00800080, MAGIC | SIGNS));
     }
     /* e4m3's exponent, 120 too small for bf16, behind three bits of it that are 0. */
     SOP_DEV uint32_t f8(uint32_t t)
     {
-        return bits(__hmul2(of((t & 0x80008000) | (t & 0x7f007f00) >> 4), of(0x7b807b80)));
-    }
-    SOP_DEV uint32_t sub(uint32_t a, uint32_t b)
-    {
-        return bits(__hsub2(of(a), of(b)));
+        return fma(quant_and_or(t, SIGNS, (t & 0x7f007f00) >> 4), 0x7b807b80, SIGNS);
     }
 };
 template <> struct quant_pair<__half> {
-    typedef __half2 pair;
-    SOP_DEV pair of(uint32_t x)
+    enum : uint32_t { ONES = 0x3c003c00, SIGNS = 0x80008000, MAGIC = 0x64006400 }; /* 1024 + q */
+    SOP_DEV uint32_t fma(uint32_t a, uint32_t b, uint32_t c)
     {
-        __half2_raw r;
-        r.x = (unsigned short)x, r.y = (unsigned short)(x >> 16);
-        return pair(r);
+        uint32_t r;
+        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+        return r;
     }
-    SOP_DEV uint32_t bits(pair x)
-    {
-        const __half2_raw r = x;
-        return r.x | (uint32_t)r.y << 16;
-    }
-    enum { ONES = 0x3c003c00, MAGIC = 0x64006400 }; /* 1024: the last bit is 1 */
     /* 1024 + (q + 128) - 1152 */
     SOP_DEV uint32_t i8(uint32_t t)
     {
-        return sub((t ^ 0x00800080) | MAGIC, 0x64806480);
+        return fma((t ^ 0x00800080) | MAGIC, ONES, 0x64806480 | SIGNS);
     }
     /* e4m3's exponent, 8 too small for f16. */
     SOP_DEV uint32_t f8(uint32_t t)
     {
-        return bits(__hmul2(of((t & 0x80008000) | (t & 0x7f007f00) >> 1), of(0x5c005c00)));
-    }
-    SOP_DEV uint32_t sub(uint32_t a, uint32_t b)
-    {
-        return bits(__hsub2(of(a), of(b)));
+        return fma(quant_and_or(t, SIGNS, (t & 0x7f007f00) >> 1), 0x5c005c00, SIGNS);
     }
 };
-/* Four bits, less zero, which has MAGIC too. */
+/* Four bits, and zero = -(MAGIC's number + zero point). */
 template <typename T> SOP_DEV uint32_t quant_u4(uint32_t t, uint32_t zero)
 {
-    return quant_pair<T>::sub((t & 0x000f000f) | quant_pair<T>::MAGIC, zero);
+    typedef quant_pair<T> P;
+    return P::fma(quant_and_or(t, 0x000f000f, P::MAGIC), P::ONES, zero);
 }
 
 /* ---- the formats ---- */
@@ -139,127 +131,144 @@ SOP_DEV uint32_t quant_word(const uint8_t *p)
     return *(const uint32_t *)p;
 }
 
-/* Groups of the unit's 4 steps that have a scale of their own; scales of the lane's four rows (g, g + 8,
- * g + 16, g + 24): w = d (q - zero) + m, where only q4_k has an m. */
+/* Steps of a unit. 4 bits have the more work for their bytes: longer units, and stages, where x leaves room
+ * for some of them. */
+static constexpr __host__ __device__ int quant_steps(int32_t format, int columns, int x_bytes)
+{
+    return (format == SOP_I4_128 && columns * x_bytes <= 32) ||
+                   (format == SOP_Q4_K && columns * x_bytes <= 16)
+               ? 8
+               : 4;
+}
+/* Columns of a stage: of four units; and bytes of such a piece of a row. */
+static constexpr __host__ __device__ int quant_k(int steps)
+{
+    return 64 * steps;
+}
+static constexpr __host__ __device__ int quant_bytes(int32_t format, int steps)
+{
+    return format == SOP_Q8_0   ? quant_k(steps) / 32 * 34
+           : format == SOP_Q4_K ? quant_k(steps) / 256 * 144
+                                : quant_k(steps) / 128 * (format == SOP_I4_128 ? 68 : 132);
+}
+
+/* Scales of the lane's four rows (g, g + 8, g + 16, g + 24) for GROUPS equal parts of a unit:
+ * w = d (q - zero point) + m, where only q4_k has an m; zero as quant_u4 takes it. */
 template <int GROUPS> struct quant_scales {
     float d[4][GROUPS], m[4][GROUPS];
     uint32_t zero[4];
 };
 
-/* BYTES of 256 k, WORDS of a lane in a row of a unit. A row is what lies at `row` + `at`. */
-template <int32_t FORMAT> struct quant_format;
-
-template <int32_t FORMAT> struct quant_bytes {
-    enum { BYTES = 264, WORDS = 4, GROUPS = 1, MIN = 0 };
+/* WORDS of a lane in a row of unit u. A row is what lies at `row` + `at`, 8 rows on `on` bytes further. */
+template <int32_t FORMAT, int STEPS> struct quant_format { /* i8_128, f8_128 */
+    enum { WORDS = STEPS, GROUPS = 1, MIN = 0, UNIT = 16 * STEPS };
     SOP_DEV uint32_t word(const uint8_t *row, int at, int u, int c, int i)
     {
-        return quant_word(row + at + u / 2 * 132 + 4 + u % 2 * 64 + 16 * i + 4 * c);
+        return quant_word(row + at + u * UNIT / 128 * 132 + 4 + u * UNIT % 128 + 16 * i + 4 * c);
     }
     template <typename T>
-    SOP_DEV void scales(const uint8_t *row, int at, int pitch, int u, int, quant_scales<1> &s)
+    SOP_DEV void scales(const uint8_t *row, int at, int on, int u, int, quant_scales<GROUPS> &s)
     {
 #pragma unroll
         for (int r = 0; r < 4; r++)
-            s.d[r][0] = *(const float *)(row + at + 8 * r * pitch + u / 2 * 132);
+            s.d[r][0] = *(const float *)(row + at + r * on + u * UNIT / 128 * 132);
     }
-    template <typename T, int S, int I> SOP_DEV uint32_t pair(const uint32_t *w, uint32_t)
+    template <typename T> SOP_DEV uint32_t pair(const uint32_t *w, int step, int i, uint32_t)
     {
-        return FORMAT == SOP_F8_128 ? quant_pair<T>::f8(quant_high<I>(w[S]))
-                                    : quant_pair<T>::i8(quant_low<I>(w[S]));
+        return FORMAT == SOP_F8_128 ? quant_pair<T>::f8(quant_high(w[step], i))
+                                    : quant_pair<T>::i8(quant_low(w[step], i));
     }
-};
-template <> struct quant_format<SOP_I8_128> : quant_bytes<SOP_I8_128> {
-};
-template <> struct quant_format<SOP_F8_128> : quant_bytes<SOP_F8_128> {
 };
 
-template <> struct quant_format<SOP_Q8_0> {
-    enum { BYTES = 272, WORDS = 4, GROUPS = 2, MIN = 0 };
+template <int STEPS> struct quant_format<SOP_Q8_0, STEPS> {
+    enum { WORDS = STEPS, GROUPS = STEPS / 2, MIN = 0 };
     /* Blocks lie at even addresses. */
     SOP_DEV uint32_t word(const uint8_t *row, int at, int u, int c, int i)
     {
-        const int from = at + (2 * u + i / 2) * 34 + 2 + 16 * (i % 2) + 4 * c;
+        const int from = at + (GROUPS * u + i / 2) * 34 + 2 + 16 * (i % 2) + 4 * c;
         return __funnelshift_r(quant_word(row + (from & ~3)), quant_word(row + (from & ~3) + 4),
                                from % 4 * 8);
     }
     template <typename T>
-    SOP_DEV void scales(const uint8_t *row, int at, int pitch, int u, int, quant_scales<2> &s)
+    SOP_DEV void scales(const uint8_t *row, int at, int on, int u, int, quant_scales<GROUPS> &s)
     {
 #pragma unroll
         for (int r = 0; r < 4; r++)
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                s.d[r][i] =
-                    __half2float(*(const __half *)(row + at + 8 * r * pitch + (2 * u + i) * 34));
+            for (int i = 0; i < GROUPS; i++)
+                s.d[r][i] = __half2float(
+                    *(const __half *)(row + at + r * on + (GROUPS * u + i) * 34));
     }
-    template <typename T, int S, int I> SOP_DEV uint32_t pair(const uint32_t *w, uint32_t)
+    template <typename T> SOP_DEV uint32_t pair(const uint32_t *w, int step, int i, uint32_t)
     {
-        return quant_pair<T>::i8(quant_low<I>(w[S]));
+        return quant_pair<T>::i8(quant_low(w[step], i));
     }
 };
 
-template <> struct quant_format<SOP_I4_128> {
-    enum { BYTES = 136, WORDS = 2, GROUPS = 1, MIN = 0 };
+template <int STEPS> struct quant_format<SOP_I4_128, STEPS> {
+    enum { WORDS = STEPS / 2, GROUPS = 1, MIN = 0, UNIT = 16 * STEPS };
     SOP_DEV uint32_t word(const uint8_t *row, int at, int u, int c, int i)
     {
-        return quant_word(row + at + u / 2 * 68 + 4 + u % 2 * 32 + 16 * i + 4 * c);
+        return quant_word(row + at + u * UNIT / 128 * 68 + 4 + u * UNIT % 128 / 2 + 16 * i + 4 * c);
     }
     template <typename T>
-    SOP_DEV void scales(const uint8_t *row, int at, int pitch, int u, int, quant_scales<1> &s)
+    SOP_DEV void scales(const uint8_t *row, int at, int on, int u, int, quant_scales<GROUPS> &s)
     {
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            const uint32_t head = quant_word(row + at + 8 * r * pitch + u / 2 * 68); /* d, z, 0 */
+            const uint32_t head = quant_word(row + at + r * on + u * UNIT / 128 * 68); /* d, z, 0 */
             s.d[r][0] = __half2float(__ushort_as_half((unsigned short)head));
-            s.zero[r] = __byte_perm(head, 0, 0x4242) | quant_pair<T>::MAGIC;
+            s.zero[r] = __byte_perm(head, 0, 0x4242) |
+                        (quant_pair<T>::MAGIC | quant_pair<T>::SIGNS);
         }
     }
     /* A word's low bits are step 2 i, its high ones 2 i + 1. */
-    template <typename T, int S, int I> SOP_DEV uint32_t pair(const uint32_t *w, uint32_t zero)
+    template <typename T> SOP_DEV uint32_t pair(const uint32_t *w, int step, int i, uint32_t zero)
     {
-        return quant_u4<T>(quant_low<I>(w[S / 2]) >> S % 2 * 4, zero);
+        return quant_u4<T>(quant_low(w[step / 2], i) >> step % 2 * 4, zero);
     }
 };
 
-template <> struct quant_format<SOP_Q4_K> {
-    enum { BYTES = 144, WORDS = 2, GROUPS = 2, MIN = 1 };
+template <int STEPS> struct quant_format<SOP_Q4_K, STEPS> {
+    enum { WORDS = STEPS / 2, GROUPS = STEPS / 2, MIN = 1, UNIT = 16 * STEPS };
     SOP_DEV uint32_t word(const uint8_t *row, int at, int u, int c, int i)
     {
-        return quant_word(row + at + 16 + 32 * u + 16 * i + 4 * c);
+        return quant_word(row + at + u * UNIT / 256 * 144 + 16 + u * UNIT % 256 / 2 + 16 * i + 4 * c);
     }
     /* Each lane of a row's four takes the scales of one row apart, for all. */
     template <typename T>
-    SOP_DEV void scales(const uint8_t *row, int at, int pitch, int u, int c, quant_scales<2> &s)
+    SOP_DEV void scales(const uint8_t *row, int at, int on, int u, int c, quant_scales<GROUPS> &s)
     {
-        const uint8_t *b = row + at + 8 * c * pitch;
+        const uint8_t *b = row + at + c * on + u * UNIT / 256 * 144;
+        const int first = u * UNIT % 256 / 32; /* group */
         const uint32_t head = quant_word(b), s0 = quant_word(b + 4), t0 = quant_word(b + 8),
                        both = quant_word(b + 12);
         const float d = __half2float(__ushort_as_half((unsigned short)head));
         const float m = -__half2float(__ushort_as_half((unsigned short)(head >> 16)));
         uint32_t ss, tt; /* 6 bits each of four groups: 0 to 3 or 4 to 7 */
-        if (u < 2) {
+        if (first < 4) {
             ss = s0 & 0x3f3f3f3f, tt = t0 & 0x3f3f3f3f;
         } else {
             ss = (both & 0x0f0f0f0f) | (s0 >> 2 & 0x30303030);
             tt = (both >> 4 & 0x0f0f0f0f) | (t0 >> 2 & 0x30303030);
         }
-        ss >>= u % 2 * 16, tt >>= u % 2 * 16;
-        const float ds[2] = {d * (float)(ss & 255), d * (float)(ss >> 8 & 255)};
-        const float mt[2] = {m * (float)(tt & 255), m * (float)(tt >> 8 & 255)};
+        ss >>= first % 4 * 8, tt >>= first % 4 * 8;
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
-            s.zero[r] = quant_pair<T>::MAGIC;
+        for (int i = 0; i < GROUPS; i++) {
+            const float ds = d * (float)(ss >> 8 * i & 255), mt = m * (float)(tt >> 8 * i & 255);
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                s.d[r][i] = __shfl_sync(~0u, ds[i], r, 4);
-                s.m[r][i] = __shfl_sync(~0u, mt[i], r, 4);
+            for (int r = 0; r < 4; r++) {
+                s.d[r][i] = __shfl_sync(~0u, ds, r, 4);
+                s.m[r][i] = __shfl_sync(~0u, mt, r, 4);
             }
         }
+#pragma unroll
+        for (int r = 0; r < 4; r++) s.zero[r] = quant_pair<T>::MAGIC | quant_pair<T>::SIGNS;
     }
-    /* A word's low bits are of group 0, its high ones of group 1. */
-    template <typename T, int S, int I> SOP_DEV uint32_t pair(const uint32_t *w, uint32_t zero)
+    /* Two words' low bits are of one group, their high ones of the next. */
+    template <typename T> SOP_DEV uint32_t pair(const uint32_t *w, int step, int i, uint32_t zero)
     {
-        return quant_u4<T>(quant_low<I>(w[S % 2]) >> S / 2 * 4, zero);
+        return quant_u4<T>(quant_low(w[step / 4 * 2 + step % 2], i) >> step % 4 / 2 * 4, zero);
     }
 };
 
@@ -309,11 +318,6 @@ SOP_DEV void quant_tile(quant_walk *w, const quant_args &p, int tile)
     w->rows = min(p.rows, p.n[w->j] - w->row);
 }
 
-SOP_DEV void quant_next(quant_walk *w, const quant_args &p, int nk)
-{
-    if (++w->kb == nk) quant_tile(w, p, w->tile + gridDim.x);
-}
-
 SOP_DEV void quant_wait(int newer)
 {
     switch (newer) {
@@ -327,34 +331,62 @@ SOP_DEV void quant_wait(int newer)
     }
 }
 
-/* The rows of a stage. What is behind a row's end is 0. */
+/* The pieces of a stage's rows that a thread copies, if any: from, behind the tile's first row at the
+ * stage's first column; to, behind the stage's begin. */
+template <int BYTES> struct quant_pieces {
+    enum {
+        MOST = (QUANT_ROWS * ((BYTES + 29) / 16) + QUANT_THREADS - 1) / QUANT_THREADS,
+        NONE = INT32_MAX
+    };
+    int from[MOST], to[MOST];
+};
+
+/* Those of tile v. */
 template <int BYTES>
-SOP_DEV void quant_load_w(const quant_args &p, const quant_walk &v, uint8_t *to)
+SOP_DEV void quant_pieces_of(const quant_args &p, const quant_walk &v, quant_pieces<BYTES> *o)
 {
-    const int64_t stride = p.w_stride[v.j], rest = p.row_bytes - (int64_t)v.kb * BYTES;
-    const int left = (int)min(rest, (int64_t)BYTES + 16), pitch = quant_pitch(p.pieces);
-    const int rows_on = QUANT_THREADS / p.pieces, pieces_on = QUANT_THREADS % p.pieces;
-    const uint8_t *from = p.w[v.j] + v.row * stride + (int64_t)v.kb * BYTES;
     int row = threadIdx.x / p.pieces, piece = threadIdx.x % p.pieces;
-    while (row < v.rows) {
-        const uint8_t *at = from + row * stride + 16 * piece;
-        const int inside = (int)((uintptr_t)at & 15);
-        sop_copy_async(to + row * pitch + 16 * piece, at - inside,
-                       max(0, min(16, left - 16 * piece + inside)));
-        row += rows_on;
-        piece += pieces_on;
+    const int rows_on = QUANT_THREADS / p.pieces, pieces_on = QUANT_THREADS % p.pieces;
+#pragma unroll
+    for (int i = 0; i < quant_pieces<BYTES>::MOST; i++) {
+        o->from[i] = row < v.rows ? row * (int)p.w_stride[v.j] + 16 * piece
+                                  : (int)quant_pieces<BYTES>::NONE;
+        o->to[i] = row * quant_pitch(p.pieces) + 16 * piece;
+        row += rows_on, piece += pieces_on;
         if (piece >= p.pieces) piece -= p.pieces, row++;
     }
 }
 
-template <typename X>
+/* The rows of a stage. What is behind a row's end is 0. */
+template <int BYTES>
+SOP_DEV void quant_load_w(const quant_args &p, const quant_walk &v, const quant_pieces<BYTES> &o,
+                          int nk, uint8_t *to)
+{
+    const uint8_t *from = p.w[v.j] + v.row * p.w_stride[v.j] + (int64_t)v.kb * BYTES;
+    const int left = (int)(p.row_bytes - (int64_t)v.kb * BYTES);
+    const int last = v.kb == nk - 1, pitch = quant_pitch(p.pieces);
+#pragma unroll
+    for (int i = 0; i < quant_pieces<BYTES>::MOST; i++) {
+        if (o.from[i] == quant_pieces<BYTES>::NONE) continue;
+        const uint8_t *at = from + o.from[i];
+        const int inside = (int)((uintptr_t)at & 15);
+        if (!last)
+            sop_copy_async(to + o.to[i], at - inside, 16);
+        else
+            sop_copy_async(to + o.to[i], at - inside,
+                           max(0, min(16, left - o.to[i] % pitch + inside)));
+    }
+}
+
+template <int K, typename X>
 SOP_DEV void quant_load_x(const quant_args &p, int tokens, int kb, uint8_t *to)
 {
-    enum { EACH = 16 / sizeof(X), PIECES = QUANT_K / EACH };
+    enum { EACH = 16 / sizeof(X), PIECES = K / EACH };
     const X *x = (const X *)p.x;
+#pragma unroll 1
     for (int i = threadIdx.x; i < tokens * PIECES; i += QUANT_THREADS) {
-        const int t = i / PIECES, q = i % PIECES, c = kb * QUANT_K + q * EACH;
-        sop_copy_async(to + t * quant_x_pitch(sizeof(X)) + 16 * q,
+        const int t = i / PIECES, q = i % PIECES, c = kb * K + q * EACH;
+        sop_copy_async(to + t * quant_x_pitch(K, sizeof(X)) + 16 * q,
                        c < p.k ? x + t * p.x_stride + c : x, c < p.k ? 16 : 0);
     }
 }
@@ -364,78 +396,67 @@ template <int NT> struct quant_sums {
     float d[2][NT][4];
 };
 
-/* Step S of a unit: w's numbers times x. */
-template <int32_t FORMAT, typename X, int NT, int S>
-SOP_DEV void quant_step(const uint32_t (&words)[4][quant_format<FORMAT>::WORDS],
-                        const uint32_t (&zero)[4], const uint8_t *x, int rows, quant_sums<NT> &part,
-                        float (&sum)[NT][4])
+/* A warp's share of a stage: of unit u of its rows the steps [begin, end), a half or all. row, at: of row g;
+ * x: of token g, column 4 c of the unit. */
+template <int32_t FORMAT, int STEPS, typename X, int NT>
+SOP_DEV void quant_unit(const uint8_t *row, int at, int on, const uint8_t *x, int u, int begin,
+                        int end, int rows, quant_sums<NT> &acc)
 {
-    typedef quant_format<FORMAT> F;
+    typedef quant_format<FORMAT, STEPS> F;
     typedef typename quant_x<X>::type T;
-    enum { PLANES = quant_x<X>::PLANES };
-    const int second = rows > 16; /* the same for the warp */
+    enum { GROUPS = F::GROUPS, PLANES = quant_x<X>::PLANES, X_PITCH = (64 * STEPS + 16) * sizeof(X) };
+    const int c = threadIdx.x % 4, second = rows > 16; /* the same for the warp, as begin and end */
     const uint32_t ones[4] = {quant_pair<T>::ONES, quant_pair<T>::ONES, quant_pair<T>::ONES,
                               quant_pair<T>::ONES};
-    uint32_t a[2][4];
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        if (h == 0 || second) {
-            a[h][0] = F::template pair<T, S, 0>(words[2 * h], zero[2 * h]);
-            a[h][1] = F::template pair<T, S, 0>(words[2 * h + 1], zero[2 * h + 1]);
-            a[h][2] = F::template pair<T, S, 1>(words[2 * h], zero[2 * h]);
-            a[h][3] = F::template pair<T, S, 1>(words[2 * h + 1], zero[2 * h + 1]);
-        }
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        uint32_t b[PLANES][2];
-        quant_x<X>::load(x + n * 8 * quant_x_pitch(sizeof(X)) + 16 * S * (int)sizeof(X), b);
-#pragma unroll
-        for (int q = PLANES - 1; q >= 0; q--) {
-            if (F::MIN) sop_mma(T(), sum[n], ones, b[q]);
-            sop_mma(T(), part.d[0][n], a[0], b[q]);
-            if (second) sop_mma(T(), part.d[1][n], a[1], b[q]);
-        }
-    }
-}
-
-/* A warp's share of a stage: unit u of its rows; of its steps 2 and 3 (which 2), 0 and 1 (1), all (3).
- * row, at: of row g; x: of token g, column 4 c of the unit. */
-template <int32_t FORMAT, typename X, int NT>
-SOP_DEV void quant_unit(const uint8_t *row, int at, int pitch, const uint8_t *x, int u, int which,
-                        int rows, quant_sums<NT> &acc)
-{
-    typedef quant_format<FORMAT> F;
-    typedef typename quant_x<X>::type T;
-    enum { GROUPS = F::GROUPS };
-    const int c = threadIdx.x % 4;
     quant_scales<GROUPS> s = {};
     uint32_t words[4][F::WORDS];
 #pragma unroll
     for (int r = 0; r < 4; r++)
 #pragma unroll
-        for (int i = 0; i < F::WORDS; i++) words[r][i] = F::word(row, at + 8 * r * pitch, u, c, i);
-    F::template scales<T>(row, at, pitch, u, c, s);
+        for (int i = 0; i < F::WORDS; i++) words[r][i] = F::word(row, at + r * on, u, c, i);
+    F::template scales<T>(row, at, on, u, c, s);
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
         quant_sums<NT> part = {};
         float sum[NT][4] = {};
-        if ((GROUPS == 1 || group == 0) && (which & 1)) {
-            quant_step<FORMAT, X, NT, 0>(words, s.zero, x, rows, part, sum);
-            quant_step<FORMAT, X, NT, 1>(words, s.zero, x, rows, part, sum);
-        }
-        if ((GROUPS == 1 || group == 1) && (which & 2)) {
-            quant_step<FORMAT, X, NT, 2>(words, s.zero, x, rows, part, sum);
-            quant_step<FORMAT, X, NT, 3>(words, s.zero, x, rows, part, sum);
+#pragma unroll
+        for (int half = 0; half < 2; half++) { /* of the unit */
+            if (half * STEPS / 2 < begin || half * STEPS / 2 >= end) continue;
+#pragma unroll
+            for (int i = 0; i < STEPS / 2; i++) {
+                const int step = half * STEPS / 2 + i;
+                uint32_t a[2][4];
+                if (step * GROUPS / STEPS != group) continue;
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    if (h == 0 || second)
+#pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            const int r = 2 * h + e % 2;
+                            a[h][e] = F::template pair<T>(words[r], step, e / 2, s.zero[r]);
+                        }
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    uint32_t b[PLANES][2];
+                    quant_x<X>::load(x + n * 8 * X_PITCH + 16 * step * (int)sizeof(X), b);
+#pragma unroll
+                    for (int q = PLANES - 1; q >= 0; q--) {
+                        if (F::MIN) sop_mma(T(), sum[n], ones, b[q]);
+                        sop_mma(T(), part.d[0][n], a[0], b[q]);
+                        if (second) sop_mma(T(), part.d[1][n], a[1], b[q]);
+                    }
+                }
+            }
         }
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
             for (int n = 0; n < NT; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int r = 2 * h + i / 2;
-                    acc.d[h][n][i] = fmaf(s.d[r][group], part.d[h][n][i], acc.d[h][n][i]);
-                    if (F::MIN) acc.d[h][n][i] = fmaf(s.m[r][group], sum[n][i], acc.d[h][n][i]);
+                for (int e = 0; e < 4; e++) {
+                    const int r = 2 * h + e / 2;
+                    acc.d[h][n][e] = fmaf(s.d[r][group], part.d[h][n][e], acc.d[h][n][e]);
+                    if (F::MIN) acc.d[h][n][e] = fmaf(s.m[r][group], sum[n][e], acc.d[h][n][e]);
                 }
     }
 }
@@ -445,65 +466,73 @@ template <int32_t FORMAT, typename X, int NT>
 static __global__ __launch_bounds__(QUANT_THREADS, NT <= 2 ? 2 : 1) void sop_skinny_quant_sm80(
     const __grid_constant__ quant_args p)
 {
-    enum { BYTES = quant_format<FORMAT>::BYTES, X_PITCH = (QUANT_K + 16) * sizeof(X) };
+    enum {
+        STEPS = quant_steps(FORMAT, 8 * NT, sizeof(X)),
+        K = quant_k(STEPS),
+        BYTES = quant_bytes(FORMAT, STEPS)
+    };
     extern __shared__ __align__(16) uint8_t quant_smem[];
     const int tid = threadIdx.x, warp = tid / 32, g = tid % 32 / 4, c = tid % 4;
-    const int pitch = quant_pitch(p.pieces), stage_bytes = quant_stage_bytes(p.pieces, 8 * NT, sizeof(X));
-    const int nk = (p.k + QUANT_K - 1) / QUANT_K, n_tiles = skinny_tiles(p.n, p.rows);
+    const int pitch = quant_pitch(p.pieces);
+    const int stage_bytes = quant_stage_bytes(K, p.pieces, 8 * NT, sizeof(X));
+    const int nk = (p.k + K - 1) / K, n_tiles = skinny_tiles(p.n, p.rows);
     const int total = (n_tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * nk;
     const int ahead = p.stages - 1;
     float *result = (float *)(quant_smem + p.stages * stage_bytes); /* [2][8 NT][68] */
     grid_go();
 
-    quant_walk w, next;
+    quant_walk w, next; /* what is read, what is filled */
+    quant_pieces<BYTES> pieces;
     quant_tile(&w, p, blockIdx.x);
     next = w;
+    quant_pieces_of(p, next, &pieces);
+    auto advance = [&] {
+        if (++next.kb < nk) return;
+        quant_tile(&next, p, next.tile + gridDim.x);
+        quant_pieces_of(p, next, &pieces);
+    };
     /* weights are nobody's result: they come while the kernel before still runs */
-    for (int i = 0; i < min(ahead, total); i++, quant_next(&next, p, nk))
-        quant_load_w<BYTES>(p, next, quant_smem + i * stage_bytes);
+    for (int i = 0; i < min(ahead, total); i++, advance())
+        quant_load_w(p, next, pieces, nk, quant_smem + i * stage_bytes);
     grid_wait();
     const int tokens = (int)sop_live_rows(p.live, p.tokens);
-    next = w;
     for (int i = 0; i < ahead; i++) {
-        if (i < total) {
-            quant_load_x<X>(p, tokens, next.kb,
-                            quant_smem + i * stage_bytes + QUANT_ROWS * pitch);
-            quant_next(&next, p, nk);
-        }
+        if (i < total)
+            quant_load_x<K, X>(p, tokens, i % nk,
+                               quant_smem + i * stage_bytes + QUANT_ROWS * pitch);
         sop_copy_commit();
     }
 
     /* the warp's unit, its rows, the steps it takes */
     const int u = warp % 4, upper = warp / 4, narrow = p.rows <= 32;
-    const int row0 = narrow ? 0 : 32 * upper, which = narrow ? 1 + upper : 3;
+    const int row0 = narrow ? 0 : 32 * upper, begin = narrow && upper ? STEPS / 2 : 0,
+              end = narrow && !upper ? STEPS / 2 : STEPS;
     quant_sums<NT> acc = {};
-    int stage = 0, empty = ahead; /* what is read, what is filled */
+    int stage = 0, empty = ahead;
     for (int i = 0; i < total; i++) {
         quant_wait(ahead - 1);
         __syncthreads(); /* all of the stage is there, and all have read the one before it */
         if (i + ahead < total) {
             uint8_t *to = quant_smem + empty * stage_bytes;
-            quant_load_w<BYTES>(p, next, to);
-            quant_load_x<X>(p, tokens, next.kb, to + QUANT_ROWS * pitch);
-            quant_next(&next, p, nk);
+            quant_load_w(p, next, pieces, nk, to);
+            quant_load_x<K, X>(p, tokens, next.kb, to + QUANT_ROWS * pitch);
+            advance();
         }
         sop_copy_commit();
         if (row0 < w.rows) {
             const uint8_t *from = quant_smem + stage * stage_bytes;
             /* how far inside its first piece the row starts; the same 8 rows on */
-            const int inside = (int)((unsigned)(w.row + row0 + g) * (unsigned)(p.w_stride[w.j] & 15) +
-                                     (unsigned)w.kb * (BYTES & 15)) & 15;
-            quant_unit<FORMAT, X, NT>(from, (row0 + g) * pitch + inside, pitch,
-                                      from + QUANT_ROWS * pitch + g * X_PITCH +
-                                          (64 * u + 4 * c) * (int)sizeof(X),
-                                      u, which, w.rows - row0, acc);
+            const int inside = (int)((unsigned)(w.row + row0 + g) * (unsigned)p.w_stride[w.j] +
+                                     (unsigned)(w.kb * (BYTES & 15))) & 15;
+            quant_unit<FORMAT, STEPS, X, NT>(
+                from, (row0 + g) * pitch + inside, 8 * pitch,
+                from + QUANT_ROWS * pitch + g * quant_x_pitch(K, sizeof(X)) +
+                    (16 * STEPS * u + 4 * c) * (int)sizeof(X),
+                u, begin, end, w.rows - row0, acc);
         }
         if (++stage == p.stages) stage = 0;
         if (++empty == p.stages) empty = 0;
-        if (w.kb < nk - 1) {
-            w.kb++;
-            continue;
-        }
+        if (++w.kb < nk) continue;
 
         /* units 2 and 3 put their sums down, 0 and 1 add theirs, then all write y */
         for (int round = 0; round < 2; round++) {
@@ -530,7 +559,7 @@ static __global__ __launch_bounds__(QUANT_THREADS, NT <= 2 ? 2 : 1) void sop_ski
             sop_store_any(p.y, p.y_dtype, t * p.y_stride + w.at + w.row + r, y);
         }
         acc = {};
-        quant_next(&w, p, nk); /* the last k: to the next tile */
+        quant_tile(&w, p, w.tile + gridDim.x);
     }
 }
 
