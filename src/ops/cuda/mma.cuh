@@ -27,6 +27,13 @@ SOP_DEV void sop_copy_async(void *to, const void *from, int n)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(n) : "memory");
 }
+/* All 16, if there is anything to copy. */
+SOP_DEV void sop_copy_async_if(bool any, void *to, const void *from)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n"
+                 "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n}"
+                 ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"((int)any) : "memory");
+}
 /* Closes this thread's group of copies. */
 SOP_DEV void sop_copy_commit(void)
 {

@@ -338,7 +338,8 @@ template <int BYTES> struct quant_pieces {
         MOST = (QUANT_ROWS * ((BYTES + 29) / 16) + QUANT_THREADS - 1) / QUANT_THREADS,
         NONE = INT32_MAX
     };
-    int from[MOST], to[MOST];
+    uint32_t from[MOST];
+    int to[MOST];
 };
 
 /* Those of tile v. */
@@ -349,8 +350,8 @@ SOP_DEV void quant_pieces_of(const quant_args &p, const quant_walk &v, quant_pie
     const int rows_on = QUANT_THREADS / p.pieces, pieces_on = QUANT_THREADS % p.pieces;
 #pragma unroll
     for (int i = 0; i < quant_pieces<BYTES>::MOST; i++) {
-        o->from[i] = row < v.rows ? row * (int)p.w_stride[v.j] + 16 * piece
-                                  : (int)quant_pieces<BYTES>::NONE;
+        o->from[i] = row < v.rows ? (uint32_t)row * (uint32_t)p.w_stride[v.j] + 16 * piece
+                                  : (uint32_t)quant_pieces<BYTES>::NONE;
         o->to[i] = row * quant_pitch(p.pieces) + 16 * piece;
         row += rows_on, piece += pieces_on;
         if (piece >= p.pieces) piece -= p.pieces, row++;
@@ -362,33 +363,42 @@ template <int BYTES>
 SOP_DEV void quant_load_w(const quant_args &p, const quant_walk &v, const quant_pieces<BYTES> &o,
                           int nk, uint8_t *to)
 {
+    enum { MOST = quant_pieces<BYTES>::MOST };
     const uint8_t *from = p.w[v.j] + v.row * p.w_stride[v.j] + (int64_t)v.kb * BYTES;
-    const int left = (int)(p.row_bytes - (int64_t)v.kb * BYTES);
-    const int last = v.kb == nk - 1, pitch = quant_pitch(p.pieces);
+    const uintptr_t whole = ~(uintptr_t)15;
+    if (v.kb < nk - 1) {
 #pragma unroll
-    for (int i = 0; i < quant_pieces<BYTES>::MOST; i++) {
+        for (int i = 0; i < MOST; i++)
+            sop_copy_async_if(o.from[i] != quant_pieces<BYTES>::NONE, to + o.to[i],
+                              (const void *)((uintptr_t)(from + o.from[i]) & whole));
+        return;
+    }
+    const int left = (int)(p.row_bytes - (int64_t)v.kb * BYTES), pitch = quant_pitch(p.pieces);
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
         if (o.from[i] == quant_pieces<BYTES>::NONE) continue;
-        const uint8_t *at = from + o.from[i];
-        const int inside = (int)((uintptr_t)at & 15);
-        if (!last)
-            sop_copy_async(to + o.to[i], at - inside, 16);
-        else
-            sop_copy_async(to + o.to[i], at - inside,
-                           max(0, min(16, left - o.to[i] % pitch + inside)));
+        const uintptr_t at = (uintptr_t)(from + o.from[i]);
+        sop_copy_async(to + o.to[i], (const void *)(at & whole),
+                       max(0, min(16, left - o.to[i] % pitch + (int)(at & 15))));
     }
 }
 
 template <int K, typename X>
 SOP_DEV void quant_load_x(const quant_args &p, int tokens, int kb, uint8_t *to)
 {
-    enum { EACH = 16 / sizeof(X), PIECES = K / EACH };
-    const X *x = (const X *)p.x;
+    enum {
+        EACH = 16 / sizeof(X),
+        PIECES = K / EACH, /* of a token; each thread has the same of every ON-th */
+        ON = QUANT_THREADS / PIECES
+    };
+    const int first = threadIdx.x / PIECES, q = threadIdx.x % PIECES, c = kb * K + q * EACH;
+    const int bytes = c < p.k ? 16 : 0; /* behind k x is 0 */
+    const X *from = (const X *)p.x + (bytes ? first * p.x_stride + c : 0);
+    const int64_t on = bytes ? ON * p.x_stride : 0;
+    to += first * quant_x_pitch(K, sizeof(X)) + 16 * q;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < tokens * PIECES; i += QUANT_THREADS) {
-        const int t = i / PIECES, q = i % PIECES, c = kb * K + q * EACH;
-        sop_copy_async(to + t * quant_x_pitch(K, sizeof(X)) + 16 * q,
-                       c < p.k ? x + t * p.x_stride + c : x, c < p.k ? 16 : 0);
-    }
+    for (int t = first; t < tokens; t += ON, from += on, to += ON * quant_x_pitch(K, sizeof(X)))
+        sop_copy_async(to, from, bytes);
 }
 
 /* Sums of a warp: 32 rows, 8 NT tokens. */
@@ -396,22 +406,22 @@ template <int NT> struct quant_sums {
     float d[2][NT][4];
 };
 
-/* A warp's share of a stage: of unit u of its rows the steps [begin, end), a half or all. row, at: of row g;
- * x: of token g, column 4 c of the unit. */
-template <int32_t FORMAT, int STEPS, typename X, int NT>
+/* A warp's share of a stage: of unit u of its TILES times 16 rows the steps [begin, end), a half or all.
+ * row, at: of row g; x: of token g, column 4 c of the unit. */
+template <int32_t FORMAT, int STEPS, typename X, int NT, int TILES>
 SOP_DEV void quant_unit(const uint8_t *row, int at, int on, const uint8_t *x, int u, int begin,
-                        int end, int rows, quant_sums<NT> &acc)
+                        int end, quant_sums<NT> &acc)
 {
     typedef quant_format<FORMAT, STEPS> F;
     typedef typename quant_x<X>::type T;
     enum { GROUPS = F::GROUPS, PLANES = quant_x<X>::PLANES, X_PITCH = (64 * STEPS + 16) * sizeof(X) };
-    const int c = threadIdx.x % 4, second = rows > 16; /* the same for the warp, as begin and end */
+    const int c = threadIdx.x % 4;
     const uint32_t ones[4] = {quant_pair<T>::ONES, quant_pair<T>::ONES, quant_pair<T>::ONES,
                               quant_pair<T>::ONES};
     quant_scales<GROUPS> s = {};
-    uint32_t words[4][F::WORDS];
+    uint32_t words[2 * TILES][F::WORDS];
 #pragma unroll
-    for (int r = 0; r < 4; r++)
+    for (int r = 0; r < 2 * TILES; r++)
 #pragma unroll
         for (int i = 0; i < F::WORDS; i++) words[r][i] = F::word(row, at + r * on, u, c, i);
     F::template scales<T>(row, at, on, u, c, s);
@@ -425,16 +435,15 @@ SOP_DEV void quant_unit(const uint8_t *row, int at, int on, const uint8_t *x, in
 #pragma unroll
             for (int i = 0; i < STEPS / 2; i++) {
                 const int step = half * STEPS / 2 + i;
-                uint32_t a[2][4];
+                uint32_t a[TILES][4];
                 if (step * GROUPS / STEPS != group) continue;
 #pragma unroll
-                for (int h = 0; h < 2; h++)
-                    if (h == 0 || second)
+                for (int h = 0; h < TILES; h++)
 #pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            const int r = 2 * h + e % 2;
-                            a[h][e] = F::template pair<T>(words[r], step, e / 2, s.zero[r]);
-                        }
+                    for (int e = 0; e < 4; e++) {
+                        const int r = 2 * h + e % 2;
+                        a[h][e] = F::template pair<T>(words[r], step, e / 2, s.zero[r]);
+                    }
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
                     uint32_t b[PLANES][2];
@@ -442,14 +451,14 @@ SOP_DEV void quant_unit(const uint8_t *row, int at, int on, const uint8_t *x, in
 #pragma unroll
                     for (int q = PLANES - 1; q >= 0; q--) {
                         if (F::MIN) sop_mma(T(), sum[n], ones, b[q]);
-                        sop_mma(T(), part.d[0][n], a[0], b[q]);
-                        if (second) sop_mma(T(), part.d[1][n], a[1], b[q]);
+#pragma unroll
+                        for (int h = 0; h < TILES; h++) sop_mma(T(), part.d[h][n], a[h], b[q]);
                     }
                 }
             }
         }
 #pragma unroll
-        for (int h = 0; h < 2; h++)
+        for (int h = 0; h < TILES; h++)
 #pragma unroll
             for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -469,7 +478,10 @@ static __global__ __launch_bounds__(QUANT_THREADS, NT <= 2 ? 2 : 1) void sop_ski
     enum {
         STEPS = quant_steps(FORMAT, 8 * NT, sizeof(X)),
         K = quant_k(STEPS),
-        BYTES = quant_bytes(FORMAT, STEPS)
+        BYTES = quant_bytes(FORMAT, STEPS),
+        /* where registers do not hold the sums of 64 tokens twice, half of them at a time */
+        PASSES = NT == 8 && (sizeof(X) == 4 || quant_format<FORMAT, STEPS>::MIN) ? 2 : 1,
+        PART = NT / PASSES
     };
     extern __shared__ __align__(16) uint8_t quant_smem[];
     const int tid = threadIdx.x, warp = tid / 32, g = tid % 32 / 4, c = tid % 4;
@@ -507,7 +519,7 @@ static __global__ __launch_bounds__(QUANT_THREADS, NT <= 2 ? 2 : 1) void sop_ski
     const int u = warp % 4, upper = warp / 4, narrow = p.rows <= 32;
     const int row0 = narrow ? 0 : 32 * upper, begin = narrow && upper ? STEPS / 2 : 0,
               end = narrow && !upper ? STEPS / 2 : STEPS;
-    quant_sums<NT> acc = {};
+    quant_sums<PART> acc[PASSES] = {};
     int stage = 0, empty = ahead;
     for (int i = 0; i < total; i++) {
         quant_wait(ahead - 1);
@@ -524,11 +536,17 @@ static __global__ __launch_bounds__(QUANT_THREADS, NT <= 2 ? 2 : 1) void sop_ski
             /* how far inside its first piece the row starts; the same 8 rows on */
             const int inside = (int)((unsigned)(w.row + row0 + g) * (unsigned)p.w_stride[w.j] +
                                      (unsigned)(w.kb * (BYTES & 15))) & 15;
-            quant_unit<FORMAT, STEPS, X, NT>(
-                from, (row0 + g) * pitch + inside, 8 * pitch,
-                from + QUANT_ROWS * pitch + g * quant_x_pitch(K, sizeof(X)) +
-                    (16 * STEPS * u + 4 * c) * (int)sizeof(X),
-                u, begin, end, w.rows - row0, acc);
+            const int at = (row0 + g) * pitch + inside;
+            const uint8_t *x = from + QUANT_ROWS * pitch + g * quant_x_pitch(K, sizeof(X)) +
+                               (16 * STEPS * u + 4 * c) * (int)sizeof(X);
+#pragma unroll
+            for (int i = 0; i < PASSES; i++, x += 8 * PART * quant_x_pitch(K, sizeof(X)))
+                if (w.rows - row0 > 16)
+                    quant_unit<FORMAT, STEPS, X, PART, 2>(from, at, 8 * pitch, x, u, begin, end,
+                                                          acc[i]);
+                else
+                    quant_unit<FORMAT, STEPS, X, PART, 1>(from, at, 8 * pitch, x, u, begin, end,
+                                                          acc[i]);
         }
         if (++stage == p.stages) stage = 0;
         if (++empty == p.stages) empty = 0;
@@ -545,7 +563,8 @@ static __global__ __launch_bounds__(QUANT_THREADS, NT <= 2 ? 2 : 1) void sop_ski
                         for (int e = 0; e < 4; e++) {
                             float *to = result + (u % 2 * 8 * NT + 8 * n + 2 * c + e % 2) * 68 +
                                         32 * upper + 16 * h + 8 * (e / 2) + g;
-                            *to = round ? *to + acc.d[h][n][e] : acc.d[h][n][e];
+                            const float sum = acc[n / PART].d[h][n % PART][e];
+                            *to = round ? *to + sum : sum;
                         }
             }
             __syncthreads();
@@ -558,7 +577,8 @@ static __global__ __launch_bounds__(QUANT_THREADS, NT <= 2 ? 2 : 1) void sop_ski
             if (p.bias[w.j]) y += p.bias[w.j][w.row + r];
             sop_store_any(p.y, p.y_dtype, t * p.y_stride + w.at + w.row + r, y);
         }
-        acc = {};
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) acc[i] = {};
         quant_tile(&w, p, w.tile + gridDim.x);
     }
 }
