@@ -1,20 +1,20 @@
-/* Few tokens, up to 64, and weights of 8 and 4 bits: their bytes are all that counts. The weights' rows are
- * the rows of the product: y^T[rows, tokens] = w[rows, k] x[tokens, k]^T.
+/* Few tokens, up to 64, and weights of 8 and 4 bits: their bytes are all that counts. The weights' rows
+ * are the rows of the product: y^T[rows, tokens] = w[rows, k] x[tokens, k]^T.
  *
  * Each CTA takes tiles of up to 64 rows, as many rows as make the tiles a whole number for each
- * multiprocessor, and streams all of k through a ring of stages of 256 k: no sums meet across CTAs. Rows
- * are copied as they lie, in pieces of 16 bytes; a row that starts between two multiples of 16 starts as
- * far inside its first piece. Of a stage each warp takes 32 rows and a unit of 64 k; where a tile has no
- * more than 32 rows, two warps take a half of the unit each.
+ * multiprocessor, and streams all of k through a ring of stages of 256 or 512 k: no sums meet across
+ * CTAs. Rows are copied as they lie, in pieces of 16 bytes; a row that starts between two multiples of 16
+ * starts as far inside its first piece. Of a stage each warp takes 32 rows and one of four units of k;
+ * where a tile has no more than 32 rows, two warps take a half of the unit each.
  *
- *     warp:  0 1 2 3  rows 0 to 31    unit 0 1 2 3     <= 32 rows: steps 0, 1 of the unit
- *            4 5 6 7  rows 32 to 63   unit 0 1 2 3                 steps 2, 3, of rows 0 to 31
+ *     warp:  0 1 2 3  rows 0 to 31    unit 0 1 2 3     <= 32 rows: rows 0 to 31, first half
+ *            4 5 6 7  rows 32 to 63   unit 0 1 2 3                 rows 0 to 31, second half
  *
- * The order of k in a product is free: at step s lane 4 g + c has the columns 16 s + 4 c to 16 s + 4 c + 3
- * of the unit, of rows g and g + 8 of w and of token g. That is one word of a row in 8 bits, half the bits
- * of two in 4. Numbers q go into the products exactly, as 16-bit floats; the f32 sum of a group is scaled
- * when the group ends. x in f32 is split into three bf16 that sum to it, which meet in one sum: the products
- * are those of f32. */
+ * A unit is 4 or 8 steps of 16 k. The order of k in a product is free: at step s lane 4 g + c has the
+ * columns 16 s + 4 c to 16 s + 4 c + 3 of the unit, of rows g and g + 8 of w and of token g. That is one
+ * word of a row in 8 bits, half the bits of a word in 4. Numbers q go into the products exactly, as 16-bit
+ * floats; the f32 sum of a group is scaled when the group ends. x in f32 is split into three bf16 that sum
+ * to it and meet in one sum: the products are those of f32. */
 #ifndef OPS_LINEAR_SKINNY_QUANT_SM80_CUH
 #define OPS_LINEAR_SKINNY_QUANT_SM80_CUH
 
@@ -35,8 +35,8 @@ struct quant_args {
     int32_t rows, stages, pieces; /* of a tile; of the ring; of a row in a stage */
 };
 
-/* Bytes between rows of a stage: an odd number of pieces, so that the words of 8 rows that a warp reads at
- * once lie in 32 banks. Rows of x lie 32 (f32: 64) bytes off a multiple of 128, for the same. */
+/* Bytes between rows of a stage: an odd number of pieces, so that the words of 8 rows that a warp reads
+ * at once lie in 32 banks. Rows of x lie 32 (f32: 64) bytes off a multiple of 128, for the same. */
 static inline __host__ __device__ int quant_pitch(int pieces)
 {
     return 16 * (pieces | 1);
@@ -131,8 +131,8 @@ SOP_DEV uint32_t quant_word(const uint8_t *p)
     return *(const uint32_t *)p;
 }
 
-/* Steps of a unit. 4 bits have the more work for their bytes: longer units, and stages, where x leaves room
- * for some of them. */
+/* Steps of a unit. 4 bits have the more work for their bytes: longer units, and stages, where x leaves
+ * room for some of those. */
 static constexpr __host__ __device__ int quant_steps(int32_t format, int columns, int x_bytes)
 {
     return (format == SOP_I4_128 && columns * x_bytes <= 32) ||
