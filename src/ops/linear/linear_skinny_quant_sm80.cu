@@ -48,7 +48,8 @@ extern "C" sop_status sop_linear_skinny_quant_plan(const void *desc, const int32
         if (d->n[j] && stride_bytes(d, j) % 16) inside = 14;
     const int pieces = (bytes + inside + 15) / 16;
     /* two CTAs share a multiprocessor: the next product's weights come while this one ends; with many
-     * columns a ring of some depth takes all there is. Older cards have 99 KB at least. */
+     * columns a ring of some depth takes all there is. Older cards have 99 KB at least; where two stages
+     * do not fit, the floor row runs. */
     const int room = (!(facts->features & SOP_CUDA_SM90) ? 99 : columns < 32 ? 113 : 226) * 1024;
     const int stage = quant_stage_bytes(quant_k(steps), pieces, columns, x_bytes);
     const int stages = (room - quant_smem_bytes(stage, columns, 0)) / stage;
@@ -60,7 +61,7 @@ extern "C" sop_status sop_linear_skinny_quant_plan(const void *desc, const int32
     split->word[COLUMNS] = columns;
     split->word[PIECES] = pieces;
     split->word[GRID] = tiles < facts->workers ? tiles : facts->workers;
-    return stages < 2 ? SOP_E_LIMIT : SOP_OK;
+    return SOP_OK;
 }
 
 template <int32_t FORMAT, typename X, int NT>
@@ -98,7 +99,8 @@ extern "C" sop_status sop_linear_skinny_quant_sm80(const sop_call *call)
     const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
     quant_args a = {};
     if (d->tokens == 0) return SOP_OK;
-    if (!sop_linear_aligned(call) || !sop_aligned16(call->args[SOP_LINEAR_X].data))
+    if (call->split->word[STAGES] < 2 || !sop_linear_aligned(call) ||
+        !sop_aligned16(call->args[SOP_LINEAR_X].data))
         return sop_linear_cuda(call);
     for (int j = 0; j < 3; j++) {
         a.w[j] = (const uint8_t *)call->args[SOP_LINEAR_W0 + j].data;
