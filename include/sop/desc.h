@@ -73,7 +73,8 @@ enum {
 /** linear: y[t, at_j + i] = bias_j[i] + sum over k of x[t,k] * w_j[i,k], for up to three weights that
  * share x; at_j = n_0 + ... + n_(j-1).
  *
- * x [tokens, k]; w_j [n_j, k] in a format, and in one of the layouts that layout_j has bits for
+ * x [tokens, k]; w_j [n_j, k] in a format, and in one of the layouts that layout_j has bits for. Scales
+ * and zero points of a quantised format lie in its blocks (sop/types.h)
  * bias_j [n_j] f32, optional; y [tokens, n_0 + n_1 + n_2] */
 typedef struct sop_linear_desc {
     int64_t tokens, k;

@@ -12,8 +12,9 @@ extern "C" {
 #endif
 
 /** One list makes the enum, the names and the sizes: X(name, value, text, elements of a block,
- * bytes of a block). Values are part of the ABI: append only. The block formats are GGUF's; a
- * "block" of the plain types is one element. */
+ * bytes of a block). Values are part of the ABI: append only. The block formats up to q6_k are
+ * GGUF's; i8_128, f8_128 and i4_128 are for int8, fp8 (e4m3) and int4 (AWQ, GPTQ) weights with scales
+ * (ops/linear/dequant.c draws them). A "block" of the plain types is one element. */
 #define SOP_DTYPE_MAP(X) \
     X(F32, 0, "f32", 1, 4) \
     X(F16, 1, "f16", 1, 2) \
@@ -30,7 +31,10 @@ extern "C" {
     X(Q5_1, 20, "q5_1", 32, 24) \
     X(Q4_K, 21, "q4_k", 256, 144) \
     X(Q5_K, 22, "q5_k", 256, 176) \
-    X(Q6_K, 23, "q6_k", 256, 210)
+    X(Q6_K, 23, "q6_k", 256, 210) \
+    X(I8_128, 24, "i8_128", 128, 132) \
+    X(F8_128, 25, "f8_128", 128, 132) \
+    X(I4_128, 26, "i4_128", 128, 68)
 
 typedef enum sop_dtype {
 #define X(name, value, text, elems, bytes) SOP_##name = (value),

@@ -76,7 +76,7 @@ static double value(sop_family family, uint64_t *state, double before, int64_t i
     }
 }
 
-/* Where the f16 scales of a block stand; -1: no second one. */
+/* Where the f16 scales of a block stand; -1: no second one, or none. */
 static void scales_at(int32_t dtype, int32_t at[2])
 {
     at[0] = 0;
@@ -87,8 +87,16 @@ static void scales_at(int32_t dtype, int32_t at[2])
     case SOP_Q4_K:
     case SOP_Q5_K: at[1] = 2; break;
     case SOP_Q6_K: at[0] = 208; break;
+    case SOP_I8_128:
+    case SOP_F8_128: at[0] = -1; break;
     default: break;
     }
+}
+
+static float scale(uint64_t *state)
+{
+    const double sign = sop_random(state) >> 63 ? -1 : 1;
+    return (float)(sign * (0.5 + uniform(state)) * 0x1p-6);
 }
 
 static void fill_block(unsigned char *block, int32_t dtype, uint64_t *state)
@@ -98,10 +106,14 @@ static void fill_block(unsigned char *block, int32_t dtype, uint64_t *state)
     for (size_t i = 0; i < bytes; i++) block[i] = (unsigned char)(sop_random(state) >> 56);
     scales_at(dtype, at);
     for (int32_t k = 0; k < 2 && at[k] >= 0; k++) {
-        const double sign = sop_random(state) >> 63 ? -1 : 1;
-        const uint16_t h = sop_f32_to_f16((float)(sign * (0.5 + uniform(state)) * 0x1p-6));
+        const uint16_t h = sop_f32_to_f16(scale(state));
         memcpy(block + at[k], &h, sizeof h);
     }
+    if (dtype == SOP_I8_128 || dtype == SOP_F8_128) {
+        const float f = scale(state);
+        memcpy(block, &f, sizeof f);
+    }
+    if (dtype == SOP_I4_128) block[2] %= 17, block[3] = 0; /* the zero point */
 }
 
 void sop_fill(const sop_tensor *v, sop_family family, uint64_t seed)

@@ -13,12 +13,22 @@
 /* A kernel may begin while the one before it ends (sop_launch_early): what that one wrote, or still
  * reads, may be touched after sop_begin() alone; the next one may begin from then on. Every kernel calls
  * it, so that all before are done. Cards older than compute capability 9.0 begin when all is done. */
-SOP_DEV void sop_begin(void)
+SOP_DEV void grid_go(void) /* its first half: the next one may begin */
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+SOP_DEV void grid_wait(void) /* its second: the one before is done */
+{
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+SOP_DEV void sop_begin(void)
+{
+    grid_go();
+    grid_wait();
 }
 
 SOP_DEV float sop_to_float(float x)

@@ -123,15 +123,6 @@ template <int N> SOP_DEV void regs_dec(void)
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-/* The two halves of sop_begin(): the next kernel may begin; the one before is done. */
-SOP_DEV void grid_go(void)
-{
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-SOP_DEV void grid_wait(void)
-{
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
 /* All threads of all CTAs of the cluster. */
 SOP_DEV void cluster_sync(void)
 {

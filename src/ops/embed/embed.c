@@ -146,6 +146,9 @@ static const char *const cases[] = {
     "tokens=9 rows=20 dim=512 w=q4_k scale=2",
     "tokens=9 rows=20 dim=512 w=q5_k",
     "tokens=9 rows=20 dim=768 w=q6_k y_stride=800",
+    "tokens=9 rows=20 dim=384 w=i8_128",
+    "tokens=9 rows=20 dim=384 w=f8_128 y=bf16",
+    "tokens=9 rows=20 dim=384 w=i4_128 table_stride=4",
     NULL,
 };
 

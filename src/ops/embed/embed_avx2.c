@@ -27,14 +27,12 @@ static void put_blocks(const sop_embed_desc *d, const char *row, char *y)
     for (int64_t b = 0; b < n; b++) {
         sop_block o;
         sop_block_read(d->w_dtype, row + (size_t)b * w_bytes, &o);
-        const __m256i zero = _mm256_set1_epi32(o.zero);
+        const __m256 zero = _mm256_set1_ps((float)o.zero);
         for (int32_t i = 0; i < o.n; i += 8, y += step) {
             const int32_t g = i / o.group;
             const __m256 ds = _mm256_set1_ps(o.d * (float)o.s[g]);
             const __m256 mt = _mm256_set1_ps(o.m * (float)o.t[g]);
-            const __m128i q = _mm_loadl_epi64((const __m128i *)(const void *)(o.q + i));
-            const __m256i whole = _mm256_sub_epi32(_mm256_cvtepi8_epi32(q), zero);
-            const __m256 w = _mm256_fmadd_ps(ds, _mm256_cvtepi32_ps(whole), mt);
+            const __m256 w = _mm256_fmadd_ps(ds, _mm256_sub_ps(_mm256_loadu_ps(o.q + i), zero), mt);
             sop_encode8(y, d->y_dtype, _mm256_mul_ps(scale, w));
         }
     }

@@ -61,8 +61,9 @@ static void a_block_format_is_decoded_into_another_type(void)
 
 static void rows_round_alike_in_every_format(void)
 {
-    static const int32_t formats[] = {SOP_F32,  SOP_F16,  SOP_BF16, SOP_Q8_0, SOP_Q4_0, SOP_Q4_1,
-                                      SOP_Q5_0, SOP_Q5_1, SOP_Q4_K, SOP_Q5_K, SOP_Q6_K};
+    static const int32_t formats[] = {SOP_F32,  SOP_F16,    SOP_BF16,   SOP_Q8_0,  SOP_Q4_0,
+                                      SOP_Q4_1, SOP_Q5_0,   SOP_Q5_1,   SOP_Q4_K,  SOP_Q5_K,
+                                      SOP_Q6_K, SOP_I8_128, SOP_F8_128, SOP_I4_128};
     static const int32_t results[] = {SOP_F32, SOP_F16, SOP_BF16};
     enum { DIM = 512, ROWS = 3 };
     static float table[ROWS * DIM], first[ROWS * DIM], y[ROWS * DIM];

@@ -1,5 +1,6 @@
 /* ops/linear/dequant.cuh: one element of a weight of any format, as dequant.c has it, to the bit. The
- * formats are drawn there. Blocks lie at even addresses. */
+ * formats are drawn there. Blocks lie at even addresses, those
+ * with scales in f32 at multiples of 4. */
 #ifndef OPS_LINEAR_DEQUANT_CUH
 #define OPS_LINEAR_DEQUANT_CUH
 
@@ -34,7 +35,14 @@ SOP_DEV void sop_scales6(const uint8_t *sc, int j, int *s, int *t)
     }
 }
 
-/* Element i of a row. The products are exact in 24 bits: the sum alone rounds. */
+/* e4m3 is a float whose exponent is 120 too small. */
+SOP_DEV float sop_e4m3(uint8_t q)
+{
+    return __uint_as_float((uint32_t)(q & 0x80) << 24 | (uint32_t)(q & 0x7f) << 20) * 0x1p120f;
+}
+
+/* Element i of a row. Where there is a minimum, the products are exact in 24 bits: the sum alone
+ * rounds. */
 SOP_DEV float sop_weight_at(int32_t dtype, const uint8_t *row, int64_t i)
 {
     const int e = (int)(i % 32);
@@ -73,6 +81,19 @@ SOP_DEV float sop_weight_at(int32_t dtype, const uint8_t *row, int64_t i)
         if (five) q |= (b[16 + e] >> c & 1) << 4;
         const float ds = sop_half_at(b) * (float)s, mt = -sop_half_at(b + 2) * (float)t;
         return ds * (float)q + mt;
+    }
+    case SOP_I8_128: {
+        const uint8_t *b = row + i / 128 * 132;
+        return *(const float *)b * (float)(int8_t)b[4 + i % 128];
+    }
+    case SOP_F8_128: {
+        const uint8_t *b = row + i / 128 * 132;
+        return *(const float *)b * sop_e4m3(b[4 + i % 128]);
+    }
+    case SOP_I4_128: {
+        const uint8_t *b = row + i / 128 * 68;
+        const int q = b[4 + i % 128 / 32 * 16 + e % 16] >> e / 16 * 4 & 15;
+        return sop_half_at(b) * (float)(q - b[2]);
     }
     default: { /* q6_k */
         const uint8_t *b = row + i / 256 * 210;

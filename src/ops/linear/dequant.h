@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 /* Whether the type is one that can be decoded: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k,
- * q5_k, q6_k. */
+ * q5_k, q6_k, i8_128, f8_128, i4_128. */
 int sop_dequant_takes(int32_t dtype);
 
 /* n elements (a multiple of the type's block) of such a type, from blocks at any alignment. Each is
@@ -20,7 +20,8 @@ typedef struct sop_block {
     int32_t n, group; /* elements of the block, and of a group of it */
     int32_t zero;
     int16_t s[16], t[16]; /* of each group; 1 and 1 in formats without groups */
-    int8_t q[256];        /* as in the file: q8_0 signed, the others from 0 */
+    float q[256];         /* as in the file: q8_0 and i8_128 signed, f8_128's numbers, the others
+                             from 0 */
 } sop_block;
 void sop_block_read(int32_t dtype, const void *block, sop_block *out);
 

@@ -131,6 +131,38 @@ static void q6_k_has_a_signed_scale_for_each_16(void)
     CHECK(bad == 0);
 }
 
+static void blocks_of_128_have_one_scale_before_their_quants(void)
+{
+    uint8_t b[132];
+    float w[128];
+    const float d = 0.1f;
+    int bad = 0;
+    memcpy(b, &d, 4);
+    for (int i = 0; i < 128; i++) b[4 + i] = (uint8_t)(i - 64);
+    sop_dequant_row(SOP_I8_128, b, 128, w);
+    for (int i = 0; i < 128; i++) bad += w[i] != d * (float)(i - 64);
+    CHECK(bad == 0);
+    /* 1, the least and the largest number, their negatives, a subnormal, zero */
+    static const uint8_t codes[8] = {0x38, 0x01, 0x7e, 0xb8, 0x81, 0xfe, 0x05, 0x00};
+    static const float numbers[8] = {1, 0x1p-9f, 448, -1, -0x1p-9f, -448, 5 * 0x1p-9f, 0};
+    memset(b + 4, 0, 128);
+    memcpy(b + 4, codes, 8);
+    sop_dequant_row(SOP_F8_128, b, 128, w);
+    for (int i = 0; i < 8; i++) CHECK(w[i] == d * numbers[i]);
+    put_half(b, 0.25f);
+    b[2] = 16, b[3] = 0;
+    for (int i = 0; i < 4; i++) nibbles(b + 4 + 16 * i);
+    b[4 + 48] = 0x79; /* elements 96 and 112 */
+    sop_dequant_row(SOP_I4_128, b, 128, w);
+    bad = 0;
+    for (int i = 0; i < 96; i++) {
+        const int q = i % 32 < 16 ? 15 - i % 32 : i % 32 - 16;
+        bad += w[i] != 0.25f * (float)(q - 16);
+    }
+    CHECK(bad == 0);
+    CHECK(w[96] == 0.25f * (9 - 16) && w[112] == 0.25f * (7 - 16));
+}
+
 static void plain_types_are_widened_at_any_alignment(void)
 {
     uint8_t b[16];
@@ -156,6 +188,7 @@ int main(void)
     RUN(the_fifth_bit_of_element_i_is_bit_i);
     RUN(k_quants_have_a_scale_and_a_min_for_each_32);
     RUN(q6_k_has_a_signed_scale_for_each_16);
+    RUN(blocks_of_128_have_one_scale_before_their_quants);
     RUN(plain_types_are_widened_at_any_alignment);
     return test_report();
 }

@@ -51,6 +51,21 @@ static inline const float *sop_linear_bias(const sop_call *call, int j)
     return d->bias >> j & 1 ? (const float *)call->args[SOP_LINEAR_B0 + j].data : NULL;
 }
 
+static inline int64_t sop_linear_tiles(const sop_linear_desc *d, int64_t rows)
+{
+    return (d->n[0] + rows - 1) / rows + (d->n[1] + rows - 1) / rows + (d->n[2] + rows - 1) / rows;
+}
+
+/* The least rows of a tile, up to 64, with which the tiles fill the multiprocessors a whole number of
+ * times. */
+static inline int64_t sop_linear_tile_rows(const sop_linear_desc *d, int64_t workers)
+{
+    const int64_t n = d->n[0] + d->n[1] + d->n[2];
+    for (int64_t times = (n + 64 * workers - 1) / (64 * workers);; times++)
+        for (int64_t rows = (n + workers * times - 1) / (workers * times); rows <= 64; rows++)
+            if (sop_linear_tiles(d, rows) <= workers * times) return rows;
+}
+
 /* x as 16-bit rows for TMA, in scratch: rows of k rounded up to 8. */
 static inline int64_t sop_linear_staged_stride(const sop_linear_desc *d)
 {

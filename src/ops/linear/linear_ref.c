@@ -3,8 +3,9 @@
  * How far a right row may be from it, with w = d s (q - zero) + m t:
  *
  * - Summing k products in float32, in any order: each addition is off by u of a partial sum, itself at
- *   most A = sum of |w x|. A row that quantises x may sum d s q and m t apart; its A is the sum of
- *   |x| (|d s| (q + zero) + |m t|). The worst case is k u A. Roundings of one sum are no more alike than coin tosses, and then
+ *   most A = sum of |x| (|d s (q - zero)| + |m t|): a row may sum the two parts apart. One that
+ *   quantises x may do so with the zero too; its A is the sum of |x| (|d s| (|q| + zero) + |m t|). The
+ *   worst case is k u A. Roundings of one sum are no more alike than coin tosses, and then
  *   8 sqrt(k) u A is passed with a probability below 1e-13 (Higham and Mary, "A New Approach to
  *   Probabilistic Rounding Error Analysis", 2019, theorem 2.4, with lambda = 8). 8 more steps are for
  *   decoding w, scaling, bias. Where results are subnormal, a step is off by up to 2^-150;
@@ -35,7 +36,7 @@ static double read_x(const void *x, int32_t dtype, int64_t i)
 }
 
 /* One block of a row: w, and the magnitudes a that are summed. Plain types come 32 at a time. */
-static void read_w(int32_t dtype, const uint8_t *blocks, int64_t k0, int64_t n, int32_t apart,
+static void read_w(int32_t dtype, const uint8_t *blocks, int64_t k0, int64_t n, int32_t quant,
                    double *w, double *a)
 {
     sop_block o;
@@ -51,8 +52,9 @@ static void read_w(int32_t dtype, const uint8_t *blocks, int64_t k0, int64_t n, 
     sop_block_read(dtype, blocks + (size_t)(k0 / n) * sop_dtype_bytes(dtype), &o);
     for (int64_t i = 0; i < n; i++) {
         const double ds = (double)o.d * o.s[i / o.group], mt = (double)o.m * o.t[i / o.group];
-        w[i] = ds * (o.q[i] - o.zero) + mt;
-        a[i] = apart ? fabs(ds) * (abs(o.q[i]) + o.zero) + fabs(mt) : fabs(w[i]);
+        const double q = (double)o.q[i], zero = o.zero;
+        w[i] = ds * (q - zero) + mt;
+        a[i] = fabs(ds) * (quant ? fabs(q) + zero : fabs(q - zero)) + fabs(mt);
     }
 }
 

@@ -27,20 +27,6 @@ extern "C" const char *sop_linear_skinny_refuse(const void *desc)
     return NULL;
 }
 
-static int64_t tiles_of(const sop_linear_desc *d, int64_t rows)
-{
-    return (d->n[0] + rows - 1) / rows + (d->n[1] + rows - 1) / rows + (d->n[2] + rows - 1) / rows;
-}
-
-/* The least rows of a tile with which the tiles fill the multiprocessors a whole number of times. */
-static int64_t rows_of(const sop_linear_desc *d, int64_t workers)
-{
-    const int64_t n = d->n[0] + d->n[1] + d->n[2];
-    for (int64_t times = (n + 64 * workers - 1) / (64 * workers);; times++)
-        for (int64_t rows = (n + workers * times - 1) / (workers * times); rows <= 64; rows++)
-            if (tiles_of(d, rows) <= workers * times) return rows;
-}
-
 extern "C" sop_status sop_linear_skinny_plan(const void *desc, const int32_t *params,
                                              const sop_facts *facts, size_t budget,
                                              sop_split *split)
@@ -49,7 +35,7 @@ extern "C" sop_status sop_linear_skinny_plan(const void *desc, const int32_t *pa
     int64_t columns = 8;
     while (columns < d->tokens * planes_of(d)) columns *= 2;
     const int64_t workers = columns >= 32 ? facts->workers / 4 * 4 : facts->workers;
-    const int64_t rows = rows_of(d, workers);
+    const int64_t rows = sop_linear_tile_rows(d, workers);
     /* two CTAs share a multiprocessor: the next product's weights come while this one ends; with many
      * columns a ring of some depth takes all there is */
     const int64_t room = (columns < 64 ? 104 : 208) * 1024;
@@ -60,7 +46,7 @@ extern "C" sop_status sop_linear_skinny_plan(const void *desc, const int32_t *pa
     split->word[ROWS] = rows;
     split->word[STAGES] = stages < SKINNY_MOST_STAGES ? stages : SKINNY_MOST_STAGES;
     split->word[COLUMNS] = columns;
-    split->word[GRID] = tiles_of(d, rows);
+    split->word[GRID] = sop_linear_tiles(d, rows);
     if (columns >= 32) split->word[GRID] = (split->word[GRID] + 3) / 4 * 4; /* whole clusters */
     if (split->word[GRID] > workers) split->word[GRID] = workers;
     if (planes_of(d) > 1)

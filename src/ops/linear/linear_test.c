@@ -6,8 +6,9 @@
 #include "ops/call_test.h"
 #include "ops/ops.h"
 
-static const int32_t formats[] = {SOP_F32,  SOP_F16,  SOP_BF16, SOP_Q8_0, SOP_Q4_0, SOP_Q4_1,
-                                  SOP_Q5_0, SOP_Q5_1, SOP_Q4_K, SOP_Q5_K, SOP_Q6_K};
+static const int32_t formats[] = {SOP_F32,  SOP_F16,    SOP_BF16,   SOP_Q8_0,  SOP_Q4_0,
+                                  SOP_Q4_1, SOP_Q5_0,   SOP_Q5_1,   SOP_Q4_K,  SOP_Q5_K,
+                                  SOP_Q6_K, SOP_I8_128, SOP_F8_128, SOP_I4_128};
 
 /* Several rows past one shape, one weight, one y after another. */
 struct problem {
@@ -36,9 +37,17 @@ static void fill_weights(struct problem *p, int extreme)
             continue;
         }
         for (size_t c = 0; c < block; c++)
-            b[c] = extreme ? (dtype == SOP_Q8_0 ? 0x80 : 0xff) : (uint8_t)sop_random(&seed);
+            b[c] = !extreme                                   ? (uint8_t)sop_random(&seed)
+                   : dtype == SOP_Q8_0 || dtype == SOP_I8_128 ? 0x80
+                                                              : 0xff;
         if (extreme && dtype == SOP_Q6_K) memset(b + 192, 0x80, 16);
-        const uint16_t d = sop_f32_to_f16(0.01f + 0.01f * noise()), m = sop_f32_to_f16(noise());
+        const float scale = 0.01f + 0.01f * noise();
+        const uint16_t d = sop_f32_to_f16(scale), m = sop_f32_to_f16(noise());
+        if (dtype == SOP_I8_128 || dtype == SOP_F8_128) {
+            memcpy(b, &scale, 4);
+            continue;
+        }
+        if (dtype == SOP_I4_128) b[2] = extreme ? 0 : b[2] % 17, b[3] = 0;
         memcpy(b + (dtype == SOP_Q6_K ? 208 : 0), &d, 2);
         if (dtype == SOP_Q4_1 || dtype == SOP_Q5_1 || dtype == SOP_Q4_K || dtype == SOP_Q5_K)
             memcpy(b + 2, &m, 2);
@@ -77,7 +86,8 @@ static int run_by(struct problem *p, const sop_row *row, int64_t m)
     sop_operand args[SOP_LINEAR_ROLES] = {{NULL, 0}};
     d.tokens = m;
     if (!row_takes(row, &d)) return 0;
-    sop_op_linear.pack(&d, SOP_LINEAR_W0, SOP_LAYOUT_PANEL16, p->w, p->packed, 0, d.n[0]);
+    if (row->layout == SOP_LAYOUT_PANEL16)
+        sop_op_linear.pack(&d, SOP_LINEAR_W0, SOP_LAYOUT_PANEL16, p->w, p->packed, 0, d.n[0]);
     args[SOP_LINEAR_X] = (sop_operand){p->x, (size_t)m * k * 4};
     args[SOP_LINEAR_Y] = (sop_operand){p->y, (size_t)m * n * 4};
     args[SOP_LINEAR_W0] = row->layout == SOP_LAYOUT_PLAIN
@@ -311,6 +321,8 @@ static void a_row_says_why_it_refuses(void)
     CHECK(strstr(q8x->refuse(&d), "exact"));
     CHECK(sop_desc_parse(&sop_op_linear, "m=1 n=4 k=32 w=f16 layouts=both", &d) == SOP_OK);
     CHECK(strstr(q8x->refuse(&d), "quantised"));
+    CHECK(sop_desc_parse(&sop_op_linear, "m=1 n=4 k=128 w=i4_128 layouts=both", &d) == SOP_OK);
+    CHECK(strstr(q8x->refuse(&d), "no panels"));
     CHECK(sop_desc_parse(&sop_op_linear, "m=1 n=4 k=32 w=q8_0 layouts=panel16", &d) == SOP_OK);
     CHECK(strstr(row_named(&sop_op_linear, "linear_c")->refuse(&d), "plain"));
     CHECK(q8x->refuse(&d) == NULL);

@@ -29,7 +29,7 @@
 
 enum { SOP_PANEL_ROWS = 16 };
 
-/* k of one block of a panel, and bytes of 16 rows of it. */
+/* k of one block of a panel, and bytes of 16 rows of it: 0 where the format has no panels. */
 int64_t sop_panel_block(int32_t dtype);
 size_t sop_panel_block_bytes(int32_t dtype);
 /* Bytes of a panel of k. */

@@ -6,9 +6,12 @@ enum { R = SOP_PANEL_ROWS };
 
 const char *sop_panels_refuse(const sop_linear_desc *d)
 {
-    for (int32_t j = 0; j < 3; j++)
-        if (d->n[j] && !(d->layouts[j] & SOP_LAYOUT_PANEL16))
+    for (int32_t j = 0; j < 3; j++) {
+        if (!d->n[j]) continue;
+        if (!(d->layouts[j] & SOP_LAYOUT_PANEL16))
             return "a weight is not packed in panels of 16 rows";
+        if (!sop_panel_block_bytes(d->w_dtype[j])) return "a weight's format has no panels";
+    }
     return NULL;
 }
 

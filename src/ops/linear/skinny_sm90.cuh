@@ -14,6 +14,7 @@
 #define OPS_LINEAR_SKINNY_SM90_CUH
 
 #include "ops/cuda/hopper.cuh"
+#include "ops/linear/skinny.cuh"
 
 enum { SKINNY_THREADS = 160, SKINNY_MOST_STAGES = 24, SKINNY_COLUMNS = 128 };
 
@@ -40,19 +41,6 @@ static inline __host__ __device__ int skinny_smem_bytes(int rows, int columns, i
 {
     return 1024 + stages * skinny_stage_bytes(rows, columns) + 8192 + columns * 68 * 4 +
            16 * SKINNY_MOST_STAGES;
-}
-
-/* The weight j of tile t, its first row, and the column of y of the weight's first row. */
-SOP_DEV int skinny_part(const int *n, int rows, int t, int *row, int *at)
-{
-    int j = 0;
-    *at = 0;
-    for (; j < 2 && t >= (n[j] + rows - 1) / rows; j++) {
-        t -= (n[j] + rows - 1) / rows;
-        *at += n[j];
-    }
-    *row = t * rows;
-    return j;
 }
 
 /* x[tokens, k] in f32 as planes of T that sum to it: [planes, tokens, k_stride]. */
@@ -101,8 +89,7 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
     const uint32_t result_at = base + p.stages * stage + 8192;
     const uint32_t full = result_at + COLUMNS * 68 * 4, empty = full + 8 * SKINNY_MOST_STAGES;
     const int nk = (p.k + 127) / 128, tid = threadIdx.x;
-    const int n_tiles = (p.n[0] + p.rows - 1) / p.rows + (p.n[1] + p.rows - 1) / p.rows +
-                        (p.n[2] + p.rows - 1) / p.rows;
+    const int n_tiles = skinny_tiles(p.n, p.rows);
     const int n_rounds = (n_tiles + (int)gridDim.x - 1) / (int)gridDim.x;
     if (tid == 0) {
         for (int s = 0; s < p.stages; s++) {
