@@ -32,17 +32,22 @@ static float dot(const float *a, const float *b, int64_t n)
     return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
-/* Keys [lo, hi) of the tile into one row: z and p [TILE], o [v], m and l so far. */
-static void take(const sop_attention_desc *d, const float *q, const float *k, const float *v,
-                 int64_t lo, int64_t hi, float *p, float *o, float *m, float *l)
+/* Keys [lo, hi) of the tile at key `at` into row r: z and p [TILE], o [v], m and l so far. */
+static void take(const sop_attention_block *b, int64_t r, const float *q, const float *k,
+                 const float *v, int64_t at, int64_t lo, int64_t hi, float *p, float *o, float *m,
+                 float *l)
 {
+    const sop_attention_desc *d = b->call->desc;
+    const int64_t group = d->heads / d->kv_heads;
     float most = *m;
     for (int64_t j = lo; j < hi; j++) {
-        float z = d->scale * dot(q, k + j * d->k, d->k);
-        if (d->cap > 0) z = d->cap * tanhf(z / d->cap);
-        p[j] = z;
-        if (!(z <= most)) most = z;
+        p[j] = d->scale * dot(q, k + j * d->k, d->k);
+        if (d->cap > 0) p[j] = d->cap * tanhf(p[j] / d->cap);
     }
+    if (sop_attention_biased(d)) sop_attention_bias(b, r / group, r % group, at, lo, hi, p);
+    for (int64_t j = lo; j < hi; j++)
+        if (!(p[j] <= most)) most = p[j];
+    if (most == -INFINITY) return; /* the mask hides them all */
     const float keep = expf(*m - most);
     *m = most;
     *l *= keep;
@@ -61,7 +66,10 @@ static void attend(const sop_attention_block *b)
     float *k = b->scratch, *v = k + TILE * d->k, *o = v + TILE * d->v;
     float *m = o + rows * d->v, *l = m + rows, *p = l + rows;
     memset(o, 0, (size_t)(rows * d->v) * sizeof *o);
-    for (int64_t r = 0; r < rows; r++) m[r] = -INFINITY, l[r] = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        m[r] = b->sinks ? b->sinks[r % group] : -INFINITY; /* a key whose value is 0 */
+        l[r] = m[r] > -INFINITY;
+    }
     for (int64_t tile = b->from / TILE * TILE; tile < b->to; tile += TILE) {
         const int64_t first = tile > b->from ? tile : b->from;
         const int64_t end = tile + TILE < b->to ? tile + TILE : b->to;
@@ -82,7 +90,8 @@ static void attend(const sop_attention_block *b)
             sop_attention_sees(d, b->keys, b->at + r / group, &lo, &hi);
             if (lo < first) lo = first;
             if (hi > end) hi = end;
-            if (lo < hi) take(d, q, k, v, lo - tile, hi - tile, p, o + r * d->v, m + r, l + r);
+            if (lo < hi)
+                take(b, r, q, k, v, tile, lo - tile, hi - tile, p, o + r * d->v, m + r, l + r);
         }
     }
     for (int64_t r = 0; r < rows; r++) {

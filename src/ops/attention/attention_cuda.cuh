@@ -10,6 +10,7 @@ extern "C" {
 
 static inline sop_attention_args sop_attention_args_of(const sop_call *call)
 {
+    const sop_attention_desc *d = (const sop_attention_desc *)call->desc;
     const sop_operand *a = call->args;
     return {a[SOP_ATTENTION_Q].data,
             a[SOP_ATTENTION_K_POOL].data,
@@ -18,6 +19,9 @@ static inline sop_attention_args sop_attention_args_of(const sop_call *call)
             (const int32_t *)a[SOP_ATTENTION_Q_START].data,
             (const int32_t *)a[SOP_ATTENTION_KV_LEN].data,
             (const int32_t *)a[SOP_ATTENTION_LIVE].data,
+            (const float *)(d->alibi ? a[SOP_ATTENTION_SLOPES].data : NULL),
+            (const float *)(d->sinks ? a[SOP_ATTENTION_SINKS].data : NULL),
+            d->mask_heads ? a[SOP_ATTENTION_MASK].data : NULL,
             a[SOP_ATTENTION_O].data,
             (float *)a[SOP_ATTENTION_LSE].data};
 }
@@ -29,6 +33,9 @@ static inline const char *sop_attention_refuse_16(const sop_attention_desc *d)
     if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants products in float32";
     if (d->numerics == SOP_NUMERICS_INVARIANT) return "the invariant mode keeps to one row";
     if (d->kv_dtype == SOP_F32) return "keys are f32";
+    if (d->alibi) return "alibi is not taken by tensor cores";
+    if (d->mask_heads) return "a mask is not taken by tensor cores";
+    if (d->sinks) return "sinks are not taken by tensor cores";
     if (d->q_dtype != d->o_dtype || (d->q_dtype != SOP_F32 && d->q_dtype != d->kv_dtype))
         return "q and o are neither f32 nor of the keys' type";
     if (d->k != d->v || (d->k != 64 && d->k != 128)) return "heads are neither of 64 nor of 128";
