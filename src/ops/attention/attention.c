@@ -382,7 +382,19 @@ static const char *const cases[] = {
     "tokens=19 seqs=2 max_kv=129 heads=4 k=32 mask_heads=4 kv=bf16 cap=5",
     "tokens=24 seqs=2 max_kv=600 heads=2 k=16 causal=1 paths=16 mask_heads=2 mask=f16 sinks=1 alibi=1",
     "tokens=24 max_kv=600 heads=2 k=16 causal=1 paths=32 mask_heads=1 mask=bf16 sinks=1 window=200",
+    "tokens=150 seqs=2 max_kv=290 heads=4 kv_heads=1 k=128 kv=f16 causal=1 sinks=1 cap=30 window=60",
     "tokens=12 seqs=2 max_kv=100 heads=2 k=64 q=bf16 kv=bf16 o=bf16 mask_heads=1", /* beyond */
+    "tokens=4 seqs=2 max_kv=50 heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1 alibi=1 page=16",
+    "tokens=3 seqs=3 max_kv=333 heads=6 kv_heads=2 k=80 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
+    "tokens=3 seqs=3 max_kv=333 heads=32 kv_heads=2 k=96 q=f16 kv=f16 o=f16 causal=1 page=32",
+    "tokens=5 seqs=2 max_kv=150 heads=4 kv_heads=4 k=112 kv=bf16 causal=1 sinks=1",
+    "tokens=2 seqs=2 max_kv=400 heads=10 kv_heads=1 k=160 q=bf16 kv=bf16 o=bf16 page=16 sinks=1",
+    "tokens=4 seqs=4 max_kv=260 heads=9 kv_heads=3 k=192 kv=f16 causal=1 page=16 window=100",
+    "tokens=16 seqs=4 max_kv=530 heads=8 kv_heads=4 k=256 q=bf16 kv=bf16 o=bf16 causal=1 page=16 "
+    "cap=50", /* gemma2 decode */
+    "tokens=1 max_kv=3000 heads=8 kv_heads=4 k=256 kv=f16 causal=1 window=1024 q_head=264 o_head=264 "
+    "kp_token=272 kp_head=17408 vp_token=264 vp_head=16896 kp_page=69632 vp_page=67584",
+    "tokens=3 seqs=3 max_kv=50 heads=2 k=144 q=bf16 kv=bf16 o=bf16 causal=1 page=16", /* beyond */
     NULL,
 };
 

@@ -10,6 +10,7 @@ extern "C" const char *sop_attention_prefill_refuse(const void *desc)
     const sop_attention_desc *d = (const sop_attention_desc *)desc;
     const char *why = sop_attention_refuse_16(d);
     if (why) return why;
+    if (d->k != 64 && d->k != 128) return "heads are neither of 64 nor of 128";
     if (!(d->paths & (SOP_ROW_FLASH | SOP_ROW_RING))) return "no path of it is a candidate";
     if (d->page < 8 || (128 % d->page != 0 && d->page % 128 != 0))
         return "pages are neither 8, 16, 32, 64 nor a multiple of 128 tokens";

@@ -335,11 +335,20 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
             for (int r = 0; r < 2; r++) {
                 l[r] += __shfl_xor_sync(~0u, l[r], 1);
                 l[r] += __shfl_xor_sync(~0u, l[r], 2);
-                inv[r] = l[r] > 0 ? 1 / l[r] : 0;
+                float base = m[r] * k2, keep = 1;
+                if (p.a.sinks) { /* one key more, whose value is 0 */
+                    const float sink = p.a.sinks[head] * 1.44269504f, up = fmaxf(base, sink);
+                    if (up > -INFINITY) {
+                        keep = exp2_fast(base - up);
+                        l[r] = fmaf(l[r], keep, exp2_fast(sink - up));
+                        base = up;
+                    }
+                }
+                inv[r] = l[r] > 0 ? keep / l[r] : 0;
                 const int row = c * 64 + warp * 16 + lane / 4 + 8 * r;
                 if (p.a.lse && lane % 4 == 0 && row < rows)
                     p.a.lse[(int64_t)(row0 + row) * p.heads + head] =
-                        l[r] > 0 ? (m[r] * k2 + log2f(l[r])) * 0.693147181f : -INFINITY;
+                        l[r] > 0 ? (base + log2f(l[r])) * 0.693147181f : -INFINITY;
                 if constexpr (sizeof(O) == 4) {
                     if (row >= rows) continue;
                     float *o = (float *)p.a.o + (row0 + row) * p.o_stride + head * p.o_head;
