@@ -138,7 +138,9 @@ SOP_API SOP_MUST_USE sop_status sop_rope_freqs(const sop_rope_scaling *s, int64_
 /** kv_append: put each token's keys and values into its slot of the pools.
  *
  * k [tokens, heads, k], v [tokens, heads, v]; slots [tokens] i32: page * page_size + place in the
- * page, or negative: write nothing. Pools [pages, page, heads, k|v] by the strides. */
+ * page, or negative: write nothing. Pools [pages, page, heads, k|v] by the strides.
+ * Pools of i8 or f8 hold codes: k / k_scales[head] and v / v_scales[head] [heads] f32, above 0, rounded to
+ * the nearest, at most 127 or 448 in size. */
 typedef struct sop_kv_append_desc {
     int64_t tokens, heads, k, v;
     int64_t pages, page;
@@ -150,6 +152,8 @@ enum {
     SOP_KV_APPEND_K,
     SOP_KV_APPEND_V,
     SOP_KV_APPEND_SLOTS,
+    SOP_KV_APPEND_K_SCALES,
+    SOP_KV_APPEND_V_SCALES,
     SOP_KV_APPEND_LIVE,
     SOP_KV_APPEND_K_POOL,
     SOP_KV_APPEND_V_POOL,
@@ -171,10 +175,13 @@ enum {
  * i / (h / g), and head i / (h / mask_heads) of the mask. Cross attention is causal = 0: L and S have
  * nothing to do with each other then. With a sink, one part alone of a merge may count it.
  *
+ * Pools of i8 or f8 hold codes: a key is k_scales[g] times its codes, a value v_scales[g] times its.
+ *
  * q, o [tokens, h, k|v]; pools [pages, page, g, k|v]; table [seqs, table_stride] i32 of pages
- * q_start [seqs + 1] i32; kv_len [seqs] i32; slopes, sinks [h] f32, each with its flag; mask [tokens,
- * mask_heads, max_kv], u8 or a number below +inf; lse [tokens, h] f32, natural log, optional. Keys and
- * values that the mask hides are finite: they may be read.
+ * q_start [seqs + 1] i32; kv_len [seqs] i32; k_scales, v_scales [g] f32, with pools of codes; slopes,
+ * sinks [h] f32, each with its flag; mask [tokens, mask_heads, max_kv], u8 or a number below +inf; lse
+ * [tokens, h] f32, natural log, optional. Keys and values that the mask hides are finite: they may be
+ * read.
  * Source: Press et al., "Train Short, Test Long", 2022, section 3, for alibi; Xiao et al., "Efficient
  * Streaming Language Models with Attention Sinks", 2024, section 3, for a learned sink. */
 typedef struct sop_attention_desc {
@@ -198,6 +205,8 @@ enum {
     SOP_ATTENTION_TABLE,
     SOP_ATTENTION_Q_START,
     SOP_ATTENTION_KV_LEN,
+    SOP_ATTENTION_K_SCALES,
+    SOP_ATTENTION_V_SCALES,
     SOP_ATTENTION_SLOPES,
     SOP_ATTENTION_SINKS,
     SOP_ATTENTION_MASK,

@@ -13,7 +13,7 @@ extern "C" {
 
 /** One list makes the enum, the names and the sizes: X(name, value, text, elements of a block,
  * bytes of a block). Values are part of the ABI: append only. The block formats are GGUF's; a
- * "block" of the plain types is one element. */
+ * "block" of the plain types is one element. f8 is e4m3 without infinities, up to 448. */
 #define SOP_DTYPE_MAP(X) \
     X(F32, 0, "f32", 1, 4) \
     X(F16, 1, "f16", 1, 2) \
@@ -23,6 +23,7 @@ extern "C" {
     X(U8, 5, "u8", 1, 1) \
     X(I32, 6, "i32", 1, 4) \
     X(I64, 7, "i64", 1, 8) \
+    X(F8, 8, "f8", 1, 1) \
     X(Q8_0, 16, "q8_0", 32, 34) \
     X(Q4_0, 17, "q4_0", 32, 18) \
     X(Q4_1, 18, "q4_1", 32, 20) \

@@ -57,6 +57,8 @@ static const sop_role roles[SOP_ATTENTION_ROLES] = {
     [SOP_ATTENTION_TABLE] = {"table", SOP_ROLE_INDEX, -1},
     [SOP_ATTENTION_Q_START] = {"q_start", SOP_ROLE_INDEX, -1},
     [SOP_ATTENTION_KV_LEN] = {"kv_len", SOP_ROLE_INDEX, -1},
+    [SOP_ATTENTION_K_SCALES] = {"k_scales", SOP_ROLE_OPTIONAL, -1},
+    [SOP_ATTENTION_V_SCALES] = {"v_scales", SOP_ROLE_OPTIONAL, -1},
     [SOP_ATTENTION_SLOPES] = {"slopes", SOP_ROLE_OPTIONAL, -1},
     [SOP_ATTENTION_SINKS] = {"sinks", SOP_ROLE_OPTIONAL, -1},
     [SOP_ATTENTION_MASK] = {"mask", SOP_ROLE_OPTIONAL, -1},
@@ -124,8 +126,10 @@ static sop_status check(const void *desc)
                         (long long)d->heads, (long long)d->mask_heads);
     if (d->mask_dtype != SOP_U8 && sop_unit(d->mask_dtype) == 0)
         return sop_fail(SOP_E_ARG, "attention: mask must be u8, f32, f16 or bf16");
-    if (sop_unit(d->q_dtype) == 0 || sop_unit(d->kv_dtype) == 0 || sop_unit(d->o_dtype) == 0)
-        return sop_fail(SOP_E_ARG, "attention: q, kv and o must be f32, f16 or bf16");
+    if (sop_unit(d->q_dtype) == 0 || sop_unit(d->o_dtype) == 0 ||
+        (sop_unit(d->kv_dtype) == 0 && !sop_is_code(d->kv_dtype)))
+        return sop_fail(SOP_E_ARG,
+                        "attention: q, kv and o must be f32, f16 or bf16, or kv i8 or f8");
     if (d->paths & ~(uint32_t)(SOP_ROW_FLASH | SOP_ROW_TILED | SOP_ROW_RING))
         return sop_fail(SOP_E_ARG, "attention: paths=%u, must be a sum of 8, 16 and 32", d->paths);
     return SOP_OK;
@@ -152,6 +156,10 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
         break;
     case SOP_ATTENTION_Q_START: sop_view1(out, SOP_I32, d->seqs + 1); break;
     case SOP_ATTENTION_KV_LEN: sop_view1(out, SOP_I32, d->seqs); break;
+    case SOP_ATTENTION_K_SCALES:
+    case SOP_ATTENTION_V_SCALES:
+        if (sop_is_code(d->kv_dtype)) sop_view1(out, SOP_F32, d->kv_heads);
+        break;
     case SOP_ATTENTION_SLOPES:
         if (d->alibi) sop_view1(out, SOP_F32, d->heads);
         break;
@@ -170,6 +178,27 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
     case SOP_ATTENTION_LSE: sop_view2(out, SOP_F32, d->tokens, d->heads, d->heads); break;
     default: break;
     }
+}
+
+/* Any codes but NaN, with scales that make numbers of usual size of them. */
+static void fill_codes(const sop_attention_desc *d, const sop_operand *args, int32_t pool)
+{
+    sop_tensor v;
+    uint64_t state = 5 + (uint64_t)pool;
+    const int32_t scales =
+        pool == SOP_ATTENTION_K_POOL ? SOP_ATTENTION_K_SCALES : SOP_ATTENTION_V_SCALES;
+    sop_op_attention.view(d, pool, &v);
+    for (int64_t i = 0; i < v.shape[0] * v.shape[1] * v.shape[2]; i++) {
+        const int64_t h = i % v.shape[2], row = i / v.shape[2];
+        uint8_t *at = (uint8_t *)args[pool].data + row / v.shape[1] * v.stride[0] +
+                      row % v.shape[1] * v.stride[1] + h * v.stride[2];
+        for (int64_t c = 0; c < v.shape[3]; c++) {
+            at[c] = (uint8_t)(sop_random(&state) >> 56);
+            if (d->kv_dtype == SOP_F8 && (at[c] & 0x7f) == 0x7f) at[c] = 0x38;
+        }
+    }
+    for (int64_t g = 0; g < d->kv_heads; g++)
+        ((float *)args[scales].data)[g] = 0.011f * (float)(1 + g % 3);
 }
 
 /* Slopes as in their paper; a third of the mask hides its key, and every seventh query sees none. What
@@ -230,6 +259,10 @@ static void fill(const void *desc, uint64_t seed, int64_t live, const sop_operan
         table[i] = other;
     }
     fill_terms(d, args);
+    if (sop_is_code(d->kv_dtype)) {
+        fill_codes(d, args, SOP_ATTENTION_K_POOL);
+        fill_codes(d, args, SOP_ATTENTION_V_POOL);
+    }
     if (live >= 0) *(int32_t *)args[SOP_ATTENTION_LIVE].data = (int32_t)live;
 }
 
@@ -278,6 +311,7 @@ static const char *takes(const sop_attention_desc *d, uint32_t path, const char 
 {
     const char *why = takes_f32(d);
     if (why) return why;
+    if (sop_is_code(d->kv_dtype)) return "the pools hold codes";
     if (d->numerics == SOP_NUMERICS_INVARIANT)
         return path == SOP_ROW_FLASH ? NULL : "the invariant mode keeps to the flash path";
     return d->paths & path ? NULL : no_candidate;
@@ -385,6 +419,9 @@ static const char *const cases[] = {
     "tokens=150 seqs=2 max_kv=290 heads=4 kv_heads=1 k=128 kv=f16 causal=1 sinks=1 cap=30 window=60",
     "tokens=12 seqs=2 max_kv=100 heads=2 k=64 q=bf16 kv=bf16 o=bf16 mask_heads=1", /* beyond */
     "tokens=4 seqs=2 max_kv=50 heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1 alibi=1 page=16",
+    "tokens=7 seqs=3 max_kv=150 heads=6 kv_heads=3 k=64 kv=i8 causal=1 page=16",
+    "tokens=20 seqs=2 max_kv=90 heads=4 k=23 v=40 kv=f8 causal=1 vp_page=11000 sinks=1 window=40",
+    "tokens=5 seqs=5 max_kv=200 heads=8 kv_heads=2 k=128 q=bf16 kv=f8 o=bf16 causal=1 page=16",
     "tokens=3 seqs=3 max_kv=333 heads=6 kv_heads=2 k=80 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
     "tokens=3 seqs=3 max_kv=333 heads=32 kv_heads=2 k=96 q=f16 kv=f16 o=f16 causal=1 page=32",
     "tokens=5 seqs=2 max_kv=150 heads=4 kv_heads=4 k=112 kv=bf16 causal=1 sinks=1",

@@ -6,6 +6,14 @@
 
 #include "ops/attention/attention.cuh"
 
+/* One code or number of a pool. */
+SOP_DEV float sop_load_kv(const void *pool, int32_t dtype, int64_t i)
+{
+    if (dtype == SOP_I8) return ((const int8_t *)pool)[i];
+    if (dtype == SOP_F8) return sop_f8_to_float(((const uint8_t *)pool)[i]);
+    return sop_load_any(pool, dtype, i);
+}
+
 /* One element of a mask as what is added to a score. */
 SOP_DEV float sop_mask_at(const void *mask, int32_t dtype, int64_t i)
 {
@@ -30,6 +38,8 @@ static __global__ __launch_bounds__(256) void sop_attention_any(const sop_attent
     const int64_t pos = t - a.q_start[s] + n - length;
     int64_t lo, hi;
     sop_keys_seen(d, n, pos, &lo, &hi);
+    const bool codes = d.kv_dtype == SOP_I8 || d.kv_dtype == SOP_F8;
+    const float k_scale = codes ? a.k_scales[g] : 1, v_scale = codes ? a.v_scales[g] : 1;
     const float slope = a.slopes ? a.slopes[h] : 0;
     const int64_t mask_at =
         a.mask ? t * d.mask_stride + h / (d.heads / d.mask_heads) * d.mask_head : 0;
@@ -50,8 +60,8 @@ static __global__ __launch_bounds__(256) void sop_attention_any(const sop_attent
                 float dot = 0;
                 for (int64_t i = lane; i < d.k; i += 32)
                     dot = fmaf(sop_load_any(a.q, d.q_dtype, qa + i),
-                               sop_load_any(a.k_pool, d.kv_dtype, ka + i), dot);
-                z = d.scale * sop_warp_sum(dot);
+                               sop_load_kv(a.k_pool, d.kv_dtype, ka + i), dot);
+                z = d.scale * (k_scale * sop_warp_sum(dot));
                 if (d.cap > 0) z = d.cap * tanhf(z / d.cap);
                 if (a.slopes) z -= slope * (float)llabs(pos - j);
                 if (a.mask) z += sop_mask_at(a.mask, d.mask_dtype, mask_at + j);
@@ -71,7 +81,7 @@ static __global__ __launch_bounds__(256) void sop_attention_any(const sop_attent
             const int j = (int)j0 + r;
             if (j < lo || j >= hi) continue;
             const int64_t va = table[j / page] * d.vp_page + j % page * d.vp_token + g * d.vp_head;
-            sum = fmaf(weight[r], sop_load_any(a.v_pool, d.kv_dtype, va + c0 + c), sum);
+            sum = fmaf(weight[r], sop_load_kv(a.v_pool, d.kv_dtype, va + c0 + c), sum);
         }
     }
     part[tid] = sum;
@@ -79,7 +89,7 @@ static __global__ __launch_bounds__(256) void sop_attention_any(const sop_attent
     if (tid < channels) {
         for (int p = 1; p < n_parts; p++) sum += part[p * channels + tid];
         sop_store_any(a.o, d.o_dtype, t * d.o_stride + h * d.o_head + c0 + tid,
-                      l > 0 ? sum / l : 0);
+                      l > 0 ? v_scale * (sum / l) : 0);
     }
     if (a.lse && tid == 0 && blockIdx.z == 0)
         a.lse[t * d.heads + h] = l > 0 ? m + logf(l) : -INFINITY;

@@ -5,17 +5,26 @@
 
 #include "core/op.h"
 #include "ops/attention/attention.h"
+#include "ops/kv_append/kv_append.h"
 
 enum { TILE = SOP_ATTENTION_TILE };
 
-/* Row `row` of a pool as floats: n channels from element `at`. */
-static void decode(const void *pool, int32_t dtype, int64_t at, int64_t n, float *out)
+/* A row of a pool as floats: n channels from element `at`; codes by their scale. */
+static void decode(const void *pool, int32_t dtype, const float *scale, int64_t at, int64_t n,
+                   float *out)
 {
     const uint16_t *half = (const uint16_t *)pool + at;
     switch (dtype) {
     case SOP_F32: memcpy(out, (const float *)pool + at, (size_t)n * sizeof *out); break;
     case SOP_F16:
         for (int64_t i = 0; i < n; i++) out[i] = sop_f16_to_f32(half[i]);
+        break;
+    case SOP_I8:
+        for (int64_t i = 0; i < n; i++) out[i] = *scale * (float)((const int8_t *)pool)[at + i];
+        break;
+    case SOP_F8:
+        for (int64_t i = 0; i < n; i++)
+            out[i] = *scale * sop_f8_to_f32(((const uint8_t *)pool)[at + i]);
         break;
     default:
         for (int64_t i = 0; i < n; i++) out[i] = sop_bf16_to_f32(half[i]);
@@ -63,6 +72,10 @@ static void attend(const sop_attention_block *b)
 {
     const sop_attention_desc *d = b->call->desc;
     const int64_t group = d->heads / d->kv_heads, rows = b->n * group;
+    const int codes = sop_is_code(d->kv_dtype);
+    const sop_operand *args = b->call->args;
+    const float *k_scale = codes ? (const float *)args[SOP_ATTENTION_K_SCALES].data + b->g : NULL;
+    const float *v_scale = codes ? (const float *)args[SOP_ATTENTION_V_SCALES].data + b->g : NULL;
     float *k = b->scratch, *v = k + TILE * d->k, *o = v + TILE * d->v;
     float *m = o + rows * d->v, *l = m + rows, *p = l + rows;
     memset(o, 0, (size_t)(rows * d->v) * sizeof *o);
@@ -75,10 +88,10 @@ static void attend(const sop_attention_block *b)
         const int64_t end = tile + TILE < b->to ? tile + TILE : b->to;
         for (int64_t j = first; j < end; j++) {
             const int64_t page = b->table[j / d->page], at = j % d->page;
-            decode(b->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype,
+            decode(b->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype, k_scale,
                    page * d->kp_page + at * d->kp_token + b->g * d->kp_head, d->k,
                    k + (j - tile) * d->k);
-            decode(b->call->args[SOP_ATTENTION_V_POOL].data, d->kv_dtype,
+            decode(b->call->args[SOP_ATTENTION_V_POOL].data, d->kv_dtype, v_scale,
                    page * d->vp_page + at * d->vp_token + b->g * d->vp_head, d->v,
                    v + (j - tile) * d->v);
         }

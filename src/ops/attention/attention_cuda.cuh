@@ -19,6 +19,8 @@ static inline sop_attention_args sop_attention_args_of(const sop_call *call)
             (const int32_t *)a[SOP_ATTENTION_Q_START].data,
             (const int32_t *)a[SOP_ATTENTION_KV_LEN].data,
             (const int32_t *)a[SOP_ATTENTION_LIVE].data,
+            (const float *)a[SOP_ATTENTION_K_SCALES].data,
+            (const float *)a[SOP_ATTENTION_V_SCALES].data,
             (const float *)(d->alibi ? a[SOP_ATTENTION_SLOPES].data : NULL),
             (const float *)(d->sinks ? a[SOP_ATTENTION_SINKS].data : NULL),
             d->mask_heads ? a[SOP_ATTENTION_MASK].data : NULL,
@@ -32,7 +34,7 @@ static inline const char *sop_attention_refuse_16(const sop_attention_desc *d)
 {
     if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants products in float32";
     if (d->numerics == SOP_NUMERICS_INVARIANT) return "the invariant mode keeps to one row";
-    if (d->kv_dtype == SOP_F32) return "keys are f32";
+    if (d->kv_dtype != SOP_F16 && d->kv_dtype != SOP_BF16) return "keys are not of 16 bits";
     if (d->alibi) return "alibi is not taken by tensor cores";
     if (d->mask_heads) return "a mask is not taken by tensor cores";
     if (d->q_dtype != d->o_dtype || (d->q_dtype != SOP_F32 && d->q_dtype != d->kv_dtype))

@@ -4,6 +4,7 @@
  * - a score z = scale q.k is off by at most d = (k + 4) u |scale| sum |q||k|; tanh adds 8 u |z|
  * - a bias b, of alibi or of the mask, is a product and a sum, and scores are taken to powers of two: it
  *   adds 4 u (|z| + |b|); so is a sink, which adds 4 u |z|
+ * - codes are multiplied by their scale, one rounding more: 2 u for each key and value
  * - its weight exp(z - m): the subtraction rounds u |z - m|, exp 4 u; while tiles of 64 keys go by,
  *   each may raise the maximum and multiply by another exp: 6 u for each of t = n / 64 + 1
  * - where parts are merged by log-sum-exp, each of n / 128 + 1 merges rounds exponents of size |lse|
@@ -27,6 +28,7 @@
 #include "base/status.h"
 #include "core/op.h"
 #include "ops/attention/attention.h"
+#include "ops/kv_append/kv_append.h"
 
 /* One query and query head. */
 struct row {
@@ -35,10 +37,9 @@ struct row {
     int64_t q_at, g, h, token, pos;
     int64_t lo, hi;
     int rounds;
-    double *p,
-        *p_off;    /* of the keys [lo, hi), then the sink: scores, then weights; how far they may
-                        * be off */
-    int64_t *v_at; /* where their values begin */
+    double k_scale, v_scale; /* of codes; 1 without */
+    double *p, *p_off; /* of the keys [lo, hi), then the sink: scores, then weights; their errors */
+    int64_t *v_at;     /* where their values begin */
     double l, lse, weights_off, largest_e, sums;
 };
 
@@ -72,13 +73,15 @@ static double score(const struct row *r, int64_t j, double *off)
     double dot = 0, sum = 0, rounded = 0;
     for (int64_t i = 0; i < d->k; i++) {
         const double q = sop_load(r->call->args[SOP_ATTENTION_Q].data, d->q_dtype, r->q_at + i);
-        const double k = sop_load(r->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype, k_at + i);
+        const double k =
+            sop_load(r->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype, k_at + i) * r->k_scale;
         dot += q * k;
         sum += fabs(q * k);
         if (q_unit > 0) rounded += (q_unit * fabs(q) + 0x1p-25) * fabs(k);
     }
     double z = (double)d->scale * dot;
-    *off = fabs((double)d->scale) * ((double)(d->k + 4) * SOP_U32 * sum + rounded);
+    const double roundings = (double)d->k + (sop_is_code(d->kv_dtype) ? 6 : 4);
+    *off = fabs((double)d->scale) * (roundings * SOP_U32 * sum + rounded);
     if (d->cap > 0) {
         z = (double)d->cap * tanh(z / (double)d->cap);
         *off += 8 * SOP_U32 * fabs(z);
@@ -111,7 +114,7 @@ static void weigh(struct row *r, uint32_t traits)
     }
     for (int64_t j = 0; j < all; j++) m = fmax(m, r->p[j]);
     r->l = r->weights_off = r->largest_e = 0;
-    r->sums = SOP_U32 * (64 + 3 * tiles);
+    r->sums = SOP_U32 * (64 + 3 * tiles + (sop_is_code(d->kv_dtype) ? 2 : 0));
     r->lse = m;
     if (isinf(m)) return; /* nothing is seen */
     for (int64_t j = 0; j < all; j++) r->l += exp(r->p[j] - m);
@@ -143,7 +146,8 @@ static void put_channel(const struct row *r, const sop_judge *judge, int64_t i, 
     double least = d->sinks ? 0 : INFINITY, most = d->sinks ? 0 : -INFINITY;
     for (int64_t j = 0; r->l > 0 && j < r->hi - r->lo; j++) {
         if (r->p_off[j] == 0) continue; /* hidden */
-        const double v = sop_load(pool, d->kv_dtype, r->v_at[j] + i), p = r->p[j];
+        const double v = r->v_scale * sop_load(pool, d->kv_dtype, r->v_at[j] + i);
+        const double p = r->p[j];
         o += p * v;
         if (!judge) continue;
         size += p * fabs(v);
@@ -190,11 +194,19 @@ sop_status sop_attention_reference(const sop_call *call, const sop_judge *judge)
                     .h = h,
                     .token = first + i,
                     .pos = i + kv_len[s] - length,
+                    .k_scale = 1,
+                    .v_scale = 1,
                     .p = call->scratch,
                     .p_off = (double *)call->scratch + d->max_kv + 1,
                     .v_at = (int64_t *)call->scratch + 2 * (d->max_kv + 1),
                     .rounds = judge && (judge->traits & SOP_ROW_ROUNDS),
                 };
+                if (sop_is_code(d->kv_dtype)) {
+                    r.k_scale =
+                        (double)((const float *)call->args[SOP_ATTENTION_K_SCALES].data)[r.g];
+                    r.v_scale =
+                        (double)((const float *)call->args[SOP_ATTENTION_V_SCALES].data)[r.g];
+                }
                 sop_attention_sees(d, kv_len[s], r.pos, &r.lo, &r.hi);
                 put_row(&r, judge, first + i, h);
             }

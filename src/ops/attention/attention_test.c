@@ -462,6 +462,30 @@ static void cross_attention_sees_all_keys_whatever_their_number(void)
     close_world(&w);
 }
 
+static void pools_of_codes_are_read_by_the_scales_of_their_head(void)
+{
+    for (int32_t type = SOP_I8; type <= SOP_F8; type += SOP_F8 - SOP_I8) {
+        struct world w = {.d = {.k = 8, .heads = 2, .kv_dtype = type}, .queries = {1}, .keys = {2}};
+        open_world(&w, 0);
+        float *scales = w.args[SOP_ATTENTION_K_SCALES].data;
+        for (int g = 0; g < 2; g++) {
+            set_kv(&w, 0, 0, g, 0, 12);
+            set_kv(&w, 0, 1, g, g ? -10 : 10, -4);
+            scales[g] = 0.1f;
+        }
+        scales = w.args[SOP_ATTENTION_V_SCALES].data;
+        scales[0] = 0.5f, scales[1] = 2;
+        for (int i = 0; i < 16; i++) w.q[i] = 0.38841876f; /* 8 q / sqrt(8) = log 3 */
+        EACH_ROW(row)
+        {
+            if (!run_world(&w, row)) continue;
+            CHECK(near(out(&w, 0, 0), 0, 1e-5) && near(w.lse[0], 1.3862944, 1e-5));
+            CHECK(near(out(&w, 0, 1), 16, 1e-4));
+        }
+        close_world(&w);
+    }
+}
+
 static void masks_that_do_not_fit_are_refused(void)
 {
     sop_attention_desc d = {.tokens = 1, .k = 8, .heads = 3, .mask_heads = 2};
@@ -824,6 +848,7 @@ int main(void)
     RUN(a_boolean_mask_hides_keys_even_all_of_them);
     RUN(a_mask_of_numbers_is_added_after_the_cap);
     RUN(cross_attention_sees_all_keys_whatever_their_number);
+    RUN(pools_of_codes_are_read_by_the_scales_of_their_head);
     RUN(masks_that_do_not_fit_are_refused);
     RUN(cached_and_new_keys_are_found_through_the_table);
     RUN(where_the_pages_lie_changes_no_bit);
