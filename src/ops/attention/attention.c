@@ -418,7 +418,13 @@ static const char *const cases[] = {
     "tokens=24 max_kv=600 heads=2 k=16 causal=1 paths=32 mask_heads=1 mask=bf16 sinks=1 window=200",
     "tokens=150 seqs=2 max_kv=290 heads=4 kv_heads=1 k=128 kv=f16 causal=1 sinks=1 cap=30 window=60",
     "tokens=12 seqs=2 max_kv=100 heads=2 k=64 q=bf16 kv=bf16 o=bf16 mask_heads=1", /* beyond */
-    "tokens=4 seqs=2 max_kv=50 heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1 alibi=1 page=16",
+    "tokens=4 seqs=2 max_kv=450 heads=6 kv_heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1 alibi=1 page=16",
+    "tokens=3 seqs=3 max_kv=300 heads=9 kv_heads=1 k=128 kv=f16 causal=1 alibi=1 cap=20 sinks=1",
+    "tokens=2 seqs=2 max_kv=300 heads=4 k=112 q=f16 kv=f16 o=f16 causal=1 alibi=1 window=150", /* bloom */
+    "tokens=2 seqs=2 max_kv=30 heads=2 k=128 q=f16 kv=f16 o=f16 alibi=1", /* beyond: both sides */
+    "tokens=2 seqs=2 max_kv=30 heads=2 k=96 q=f16 kv=f16 o=f16 causal=1 alibi=1",
+    "tokens=150 seqs=2 max_kv=400 heads=4 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 alibi=1",
+    "tokens=70 max_kv=300 heads=3 k=64 kv=f16 alibi=1 cap=15",
     "tokens=7 seqs=3 max_kv=150 heads=6 kv_heads=3 k=64 kv=i8 causal=1 page=16",
     "tokens=20 seqs=2 max_kv=90 heads=4 k=23 v=40 kv=f8 causal=1 vp_page=11000 sinks=1 window=40",
     "tokens=5 seqs=5 max_kv=200 heads=8 kv_heads=2 k=128 q=bf16 kv=f8 o=bf16 causal=1 page=16",

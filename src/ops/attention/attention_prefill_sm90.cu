@@ -66,8 +66,10 @@ static sop_status maps_of(const sop_call *call, const void *q, int64_t q_head, i
 template <typename T, typename O, int HEAD>
 static sop_status launch(const sop_call *call, const prefill_maps &maps, const prefill_args &p)
 {
-    return sop_launch_cluster(sop_prefill_sm90<T, O, HEAD>, (unsigned)call->split->word[GRID],
-                              PREFILL_THREADS, prefill_smem<HEAD>::bytes, 1, call, maps, p);
+    return sop_launch_cluster(p.a.slopes ? sop_prefill_sm90<T, O, HEAD, true>
+                                         : sop_prefill_sm90<T, O, HEAD, false>,
+                              (unsigned)call->split->word[GRID], PREFILL_THREADS,
+                              prefill_smem<HEAD>::bytes, 1, call, maps, p);
 }
 
 template <typename T, typename O> static sop_status run(const sop_call *call)

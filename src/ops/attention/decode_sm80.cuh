@@ -142,6 +142,7 @@ template <int HEAD> struct decode_regs {
     enum { K = HEAD / 8, V = HEAD / 16 }; /* words of a key, of a value */
     uint32_t k[2][K], v[4][V];
     int lo, hi; /* keys of the unit that count; hi 0: no unit */
+    int at;     /* its first key, from the query's position on */
 };
 
 /* What the warps of a CTA share. */
@@ -220,13 +221,16 @@ template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared
 }
 
 /* What follows the list, for a block of DECODE_WARPS. Q and O are T or float. FIXED: nothing writes keys
- * and values while the kernel runs. */
-template <typename T, typename QO, int HEAD, bool FIXED>
+ * and values while the kernel runs. ALIBI: causal only, so that the last key seen is at the query's
+ * position. */
+template <typename T, typename QO, int HEAD, bool FIXED, bool ALIBI>
 SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
 {
     enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP };
     enum { PITCH = decode_shared<HEAD>::PITCH };
     enum { WIDE = decode_shared<HEAD>::WIDE, AT_ONCE = decode_shared<HEAD>::AT_ONCE };
+    /* two would do for cur = next to cost nothing; beside other code it must stay small */
+    enum { UNROLL = !FIXED || WIDE ? 1 : HEAD % 64 ? 2 : 4 };
     typedef decode_regs<HEAD> regs;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
@@ -252,6 +256,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     ahead.token = seg.token = sh.start_token;
     decode_segment_at(prefix, n_heads, p.seg_cost, u0, u1, &ahead);
     int u = ahead.begin + warp, next_page = 0, next_at = 0, next_lo = 0, next_hi = 0, next_head = 0;
+    int next_from = 0;
     regs next, other;
     regs &cur = WIDE ? next : other;
     auto fetch_page = [&] {
@@ -268,12 +273,14 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
             next_lo = lo - key;
             next_hi = min(UNIT, hi_of[ahead.token] - key);
             next_head = ahead.head / p.parts;
+            next_from = key - (hi_of[ahead.token] - 1);
             u += WARPS;
         }
     };
     auto fetch_k = [&] {
         next.lo = next_lo;
         next.hi = next_hi;
+        next.at = next_from;
         if (next_hi == 0) return;
         const T *k = (const T *)p.a.k_pool + next_page * p.kp_page + next_at * p.kp_token +
                      next_head * p.kp_head;
@@ -330,10 +337,17 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
             if (HEAD % 32) decode_query<T, 2>(qf + regs::K - 2, q + HEAD - 16 + 4 * t, live);
         }
     };
+    float slope[2]; /* of heads 2t and 2t + 1 of the piece, in units of the scores */
     auto next_segment = [&](int at) { /* false: no unit left for this CTA */
         if (at >= u1) return false;
         decode_segment_at(prefix, n_heads, p.seg_cost, at, u1, &seg);
-        return seg.begin < seg.end;
+        if (seg.begin >= seg.end) return false;
+        for (int r = 0; ALIBI && r < 2; r++) {
+            const int i = seg.head % p.parts * GROUP + 2 * t + r;
+            slope[r] = i < p.group ? p.a.slopes[seg.head / p.parts * p.group + i] : 0;
+            slope[r] *= p.cap > 0 ? 1.44269504f : 1 / p.scale;
+        }
+        return true;
     };
     bool more = next_segment(u0);
     if (more) fetch_q();
@@ -341,7 +355,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     while (more) {
         float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 
-#pragma unroll FIXED && !WIDE ? 4 : 1 /* beside other code it must stay small */
+#pragma unroll UNROLL
         for (int x = seg.begin + warp; x < seg.end; x += WARPS) {
             if constexpr (!WIDE) {
                 cur = next;
@@ -349,7 +363,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                 fetch_v();
                 fetch_page();
             }
-            const int lo = cur.lo, hi = cur.hi;
+            const int lo = cur.lo, hi = cur.hi, at = cur.at;
             float s[4] = {}, s1[4] = {};
 #pragma unroll
             for (int i = 0; i < HEAD / 16; i++) {
@@ -370,6 +384,10 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                     const float out = p.cap * 1.44269504f;
                     a = out - __fdividef(2 * out, decode_exp2(in * a) + 1);
                     b = out - __fdividef(2 * out, decode_exp2(in * b) + 1);
+                }
+                if (ALIBI) {
+                    a = fmaf(slope[r], (float)(at + g), a);
+                    b = fmaf(slope[r], (float)(at + g + 8), b);
                 }
                 if (!(g >= lo && g < hi)) a = -INFINITY;
                 if (!(g + 8 >= lo && g + 8 < hi)) b = -INFINITY;
@@ -523,14 +541,14 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     }
 }
 
-template <typename T, typename QO, int HEAD>
+template <typename T, typename QO, int HEAD, bool ALIBI>
 static __global__ __launch_bounds__(DECODE_WARPS * 32,
                                     1) void sop_decode_sm80(const __grid_constant__ decode_args p)
 {
     __shared__ decode_shared<HEAD> sh;
     sop_begin();
     decode_list(p, sh);
-    decode_body<T, QO, HEAD, true>(p, sh);
+    decode_body<T, QO, HEAD, true, ALIBI>(p, sh);
 }
 
 #endif
