@@ -150,6 +150,7 @@ template <int HEAD> struct decode_shared {
     enum { WIDE = HEAD > 128, AT_ONCE = WIDE ? DECODE_WARPS / 2 : DECODE_WARPS };
     enum { MOST = DECODE_MOST_TOKENS, PITCH = HEAD + 4 };
     uint4 q[WIDE ? HEAD / 32 : 1][WIDE ? 32 : 1];              /* 16-byte chunks of the lanes */
+    decode_segment seg[WIDE ? DECODE_WARPS : 1];               /* that a warp is at */
     int prefix[MOST + 1], warp_sum[DECODE_WARPS], start_token; /* costs of one head before a query */
     int seq_of[MOST], lo_of[MOST], hi_of[MOST];                /* the keys that each query sees */
     float m[DECODE_WARPS][DECODE_GROUP], l[DECODE_WARPS][DECODE_GROUP];
@@ -252,7 +253,8 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     if (u0 >= u1) return;
 
     /* the loads run two steps ahead of the arithmetic, across segments: page, then K and V */
-    decode_segment ahead, seg;
+    decode_segment ahead, narrow;
+    decode_segment &seg = WIDE ? sh.seg[warp] : narrow; /* rarely read: no place in full registers */
     ahead.token = seg.token = sh.start_token;
     decode_segment_at(prefix, n_heads, p.seg_cost, u0, u1, &ahead);
     int u = ahead.begin + warp, next_page = 0, next_at = 0, next_lo = 0, next_hi = 0, next_head = 0;
@@ -424,7 +426,8 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         }
 
         const decode_segment done = seg;
-        more = next_segment(seg.end);
+        if (WIDE) __syncwarp(); /* all lanes have read it */
+        more = next_segment(done.end);
         if (!WIDE && more) fetch_q(); /* they come in under the merge */
         /* 8 warps into one, by head and by row of the products */
 #pragma unroll
@@ -441,6 +444,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         enum { D = (HEAD + 31) / 32 };
         auto channel = [&](int i) { return HEAD % 32 ? lane + 32 * i : lane * D + i; };
         float top = -INFINITY, den = 0, y[D] = {};
+#pragma unroll 1
         for (int from = 0; from < WARPS; from += AT_ONCE) {
             if (from) __syncthreads();
 #pragma unroll
@@ -458,6 +462,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
             __syncthreads();
             if (from == 0)
                 for (int w = 0; w < WARPS; w++) top = fmaxf(top, sm_m[w][warp]);
+#pragma unroll WIDE ? 1 : AT_ONCE
             for (int w = from; w < from + AT_ONCE; w++) {
                 den += sm_l[w][warp] * decode_exp2((sm_m[w][warp] - top) * k2);
 #pragma unroll
