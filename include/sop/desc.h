@@ -139,7 +139,9 @@ SOP_API SOP_MUST_USE sop_status sop_rope_freqs(const sop_rope_scaling *s, int64_
 /** kv_append: put each token's keys and values into its slot of the pools.
  *
  * k [tokens, heads, k], v [tokens, heads, v]; slots [tokens] i32: page * page_size + place in the
- * page, or negative: write nothing. Pools [pages, page, heads, k|v] by the strides. */
+ * page, or negative: write nothing. Pools [pages, page, heads, k|v] by the strides.
+ * Pools of i8 or f8 hold codes: k / k_scales[head] and v / v_scales[head] [heads] f32, above 0, rounded to
+ * the nearest, at most 127 or 448 in size. */
 typedef struct sop_kv_append_desc {
     int64_t tokens, heads, k, v;
     int64_t pages, page;
@@ -151,6 +153,8 @@ enum {
     SOP_KV_APPEND_K,
     SOP_KV_APPEND_V,
     SOP_KV_APPEND_SLOTS,
+    SOP_KV_APPEND_K_SCALES,
+    SOP_KV_APPEND_V_SCALES,
     SOP_KV_APPEND_LIVE,
     SOP_KV_APPEND_K_POOL,
     SOP_KV_APPEND_V_POOL,
@@ -158,28 +162,42 @@ enum {
 };
 
 /** attention: for sequence s with queries q_start[s] .. q_start[s+1] - 1 (L of them) and S = kv_len[s]
- * keys (the new ones included), query i sees the keys j with
+ * keys (the new ones included), query i, at position P = i + S - L, sees the keys j with
  *
- *     j <= i + S - L (causal, bottom-right), and j > i + S - L - window (window > 0)
+ *     j <= P (causal, bottom-right), and j > P - window (window > 0), and mask[i,h,j] other than 0
+ *     (boolean) or -inf (a number)
  *
- *     z = scale * q . k;  z = cap * tanh(z / cap) (cap > 0);  o = sum of softmax(z) * v
+ *     z = scale * q . k;  z = cap * tanh(z / cap) (cap > 0)
+ *     z = z - slopes[h] * |P - j| (alibi);  z = z + mask[i,h,j] (a mask of numbers)
+ *     w = exp(z) / (sum of exp(z) + exp(sinks[h]));  o = sum of w * v;  without sinks that term is 0
+ *     lse = log(sum of exp(z) + exp(sinks[h]))
  *
- * A query that sees nothing gets o = 0 and lse = -inf. Query head i reads KV head i / (h / g).
+ * A query that sees nothing gets o = 0 and lse = -inf, or sinks[h]. Query head i reads KV head
+ * i / (h / g), and head i / (h / mask_heads) of the mask. Cross attention is causal = 0: L and S have
+ * nothing to do with each other then. With a sink, one part alone of a merge may count it.
+ *
+ * Pools of i8 or f8 hold codes: a key is k_scales[g] times its codes, a value v_scales[g] times its.
  *
  * q, o [tokens, h, k|v]; pools [pages, page, g, k|v]; table [seqs, table_stride] i32 of pages
- * q_start [seqs + 1] i32; kv_len [seqs] i32; lse [tokens, h] f32, natural log, optional */
+ * q_start [seqs + 1] i32; kv_len [seqs] i32; k_scales, v_scales [g] f32, with pools of codes; slopes,
+ * sinks [h] f32, each with its flag; mask [tokens, mask_heads, max_kv], u8 or a number below +inf; lse
+ * [tokens, h] f32, natural log, optional. Keys and values that the mask hides are finite: they may be
+ * read.
+ * Source: Press et al., "Train Short, Test Long", 2022, section 3, for alibi; Xiao et al., "Efficient
+ * Streaming Language Models with Attention Sinks", 2024, section 3, for a learned sink. */
 typedef struct sop_attention_desc {
     int64_t tokens, seqs, max_kv; /* bounds; max_kv of one sequence */
     int64_t heads, kv_heads, k, v;
     int64_t pages, page, table_stride;
     int64_t q_stride, q_head, o_stride, o_head;
     int64_t kp_page, kp_token, kp_head, vp_page, vp_token, vp_head;
-    int64_t window;   /* keys seen, the query's own included; 0: all */
-    float scale, cap; /* scale 0 means 1 / sqrt(k); cap 0: none */
-    int32_t q_dtype, kv_dtype, o_dtype;
-    int32_t causal;
+    int64_t window;                             /* keys seen, the query's own included; 0: all */
+    int64_t mask_heads, mask_stride, mask_head; /* a divisor of heads; 0: no mask */
+    float scale, cap;                           /* scale 0 means 1 / sqrt(k); cap 0: none */
+    int32_t q_dtype, kv_dtype, o_dtype, mask_dtype; /* mask: U8 or a number; F32 */
+    int32_t causal, alibi, sinks;
     uint32_t paths; /* SOP_ROW_FLASH | _TILED | _RING: the candidates; 0 is filled to all */
-    int32_t numerics;
+    int32_t numerics, reserved;
 } sop_attention_desc;
 enum {
     SOP_ATTENTION_Q,
@@ -188,6 +206,11 @@ enum {
     SOP_ATTENTION_TABLE,
     SOP_ATTENTION_Q_START,
     SOP_ATTENTION_KV_LEN,
+    SOP_ATTENTION_K_SCALES,
+    SOP_ATTENTION_V_SCALES,
+    SOP_ATTENTION_SLOPES,
+    SOP_ATTENTION_SINKS,
+    SOP_ATTENTION_MASK,
     SOP_ATTENTION_LIVE, /* live sequences */
     SOP_ATTENTION_O,
     SOP_ATTENTION_LSE,

@@ -12,9 +12,10 @@ extern "C" {
 #endif
 
 /** One list makes the enum, the names and the sizes: X(name, value, text, elements of a block,
- * bytes of a block). Values are part of the ABI: append only. The block formats up to q6_k are
- * GGUF's; i8_128, f8_128 and i4_128 are for int8, fp8 (e4m3) and int4 (AWQ, GPTQ) weights with scales
- * (ops/linear/dequant.c draws them). A "block" of the plain types is one element. */
+ * bytes of a block). Values are part of the ABI: append only. f8 is e4m3 without infinities, up to
+ * 448. The block formats up to q6_k are GGUF's; i8_128, f8_128 and i4_128 are for int8, fp8 (e4m3) and
+ * int4 (AWQ, GPTQ) weights with scales (ops/linear/dequant.c draws them). A "block" of the plain types is
+ * one element. */
 #define SOP_DTYPE_MAP(X) \
     X(F32, 0, "f32", 1, 4) \
     X(F16, 1, "f16", 1, 2) \
@@ -24,6 +25,7 @@ extern "C" {
     X(U8, 5, "u8", 1, 1) \
     X(I32, 6, "i32", 1, 4) \
     X(I64, 7, "i64", 1, 8) \
+    X(F8, 8, "f8", 1, 1) \
     X(Q8_0, 16, "q8_0", 32, 34) \
     X(Q4_0, 17, "q4_0", 32, 18) \
     X(Q4_1, 18, "q4_1", 32, 20) \

@@ -1,9 +1,10 @@
-/* core/f16.h: half and bfloat16 in plain C, exact in both directions (round to nearest even). Known
+/* core/f16.h: half, bfloat16 and e4m3 in plain C, exact in both directions (round to nearest even). Known
  * answers are in core/f16_test.c: gcc 12 miscompiles a common bf16 pattern, so they are tested with
  * the project's own flags. */
 #ifndef CORE_F16_H
 #define CORE_F16_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -59,6 +60,30 @@ static inline uint16_t sop_f32_to_bf16(float f)
     memcpy(&x, &f, 4);
     if ((x & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(x >> 16 | 0x40);
     return (uint16_t)((x + 0x7fffu + (x >> 16 & 1u)) >> 16);
+}
+
+/* e4m3 without infinities: sign | exponent 4, bias 7 | mantissa 3; 0x7f is NaN. It is a float whose
+ * exponent is 120 too small, subnormals and all. */
+static inline float sop_f8_to_f32(uint8_t b)
+{
+    const uint32_t bits = (uint32_t)(b & 0x7f) << 20;
+    float f;
+    memcpy(&f, &bits, 4);
+    if ((b & 0x7f) == 0x7f) return NAN;
+    return b & 0x80 ? -(f * 0x1p120f) : f * 0x1p120f;
+}
+
+/* What is beyond 448 becomes that. */
+static inline uint8_t sop_f32_to_f8(float f)
+{
+    uint32_t x;
+    memcpy(&x, &f, 4);
+    const uint32_t sign = x >> 24 & 0x80;
+    x &= 0x7fffffffu;
+    if (x > 0x7f800000u) return (uint8_t)(sign | 0x7f);
+    if (x >= 0x43e00000u) return (uint8_t)(sign | 0x7e);                               /* 448 */
+    if (x < 0x3c800000u) return (uint8_t)(sign | (uint32_t)lrintf(fabsf(f) * 0x1p9f)); /* 2^-6 */
+    return (uint8_t)(sign | (((x + 0x7ffffu + (x >> 20 & 1u)) >> 20) - 960)); /* rebias by 120 */
 }
 
 #endif

@@ -41,6 +41,27 @@ static void half_rounds_to_nearest_even_between_all_neighbours(void)
     CHECK(sop_f32_to_f16(0x1p-25f) == 0 && sop_f32_to_f16(nextafterf(0x1p-25f, 1)) == 1);
 }
 
+static void every_e4m3_survives_and_rounding_is_to_the_nearest_even(void)
+{
+    int bad = 0;
+    for (int b = 0; b < 256; b++) {
+        const float f = sop_f8_to_f32((uint8_t)b);
+        bad += (b & 0x7f) == 0x7f ? !isnan(f) || (sop_f32_to_f8(f) & 0x7f) != 0x7f
+                                  : sop_f32_to_f8(f) != b;
+    }
+    for (int b = 0; b < 0x7e; b++) {
+        const float lo = sop_f8_to_f32((uint8_t)b), hi = sop_f8_to_f32((uint8_t)(b + 1));
+        const float mid = (lo + hi) / 2;
+        bad += sop_f32_to_f8(mid) != (b & 1 ? b + 1 : b);
+        bad += sop_f32_to_f8(nextafterf(mid, lo)) != b;
+        bad += sop_f32_to_f8(-nextafterf(mid, hi)) != (0x80 | (b + 1));
+    }
+    CHECK(bad == 0);
+    CHECK(sop_f8_to_f32(0x38) == 1 && sop_f8_to_f32(0x7e) == 448 &&
+          sop_f8_to_f32(0x81) == -0x1p-9f);
+    CHECK(sop_f32_to_f8(1e9f) == 0x7e && sop_f32_to_f8(-INFINITY) == 0xfe);
+}
+
 static void known_bfloat16_answers(void)
 {
     CHECK(sop_f32_to_bf16(1.0f) == 0x3f80 && sop_f32_to_bf16(-2.5f) == 0xc020);
@@ -74,6 +95,7 @@ int main(void)
 {
     RUN(every_half_survives_the_round_trip);
     RUN(half_rounds_to_nearest_even_between_all_neighbours);
+    RUN(every_e4m3_survives_and_rounding_is_to_the_nearest_even);
     RUN(known_bfloat16_answers);
     RUN(two_conversions_in_one_expression);
     return test_report();

@@ -29,6 +29,7 @@ double sop_load(const void *data, int32_t dtype, int64_t i)
     case SOP_F64: return ((const double *)data)[i];
     case SOP_I8: return ((const int8_t *)data)[i];
     case SOP_U8: return ((const uint8_t *)data)[i];
+    case SOP_F8: return (double)sop_f8_to_f32(((const uint8_t *)data)[i]);
     case SOP_I32: return ((const int32_t *)data)[i];
     case SOP_I64: return (double)((const int64_t *)data)[i];
     default: return NAN;
@@ -45,6 +46,7 @@ void sop_store(void *data, int32_t dtype, int64_t i, double value)
     case SOP_F64: ((double *)data)[i] = value; break;
     case SOP_I8: ((int8_t *)data)[i] = (int8_t)value; break;
     case SOP_U8: ((uint8_t *)data)[i] = (uint8_t)value; break;
+    case SOP_F8: ((uint8_t *)data)[i] = sop_f32_to_f8((float)value); break;
     case SOP_I32: ((int32_t *)data)[i] = (int32_t)value; break;
     case SOP_I64: ((int64_t *)data)[i] = (int64_t)value; break;
     default: break;

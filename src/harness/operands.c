@@ -22,6 +22,7 @@ uint64_t sop_unwritten(int32_t dtype)
     case SOP_F32: return 0x7f967d96;
     case SOP_F64: return 0x7ff67f967d967d96;
     case SOP_I32: return 0x96967d96;
+    case SOP_F8: return 0x7f;
     case SOP_I64: return 0x969696967d967d96;
     default: return 0x80;
     }

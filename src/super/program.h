@@ -46,7 +46,7 @@ typedef union sop_any_desc {
 #undef X
 } sop_any_desc;
 
-#define SOP_MAX_ARGS 9
+#define SOP_MAX_ARGS SOP_ATTENTION_ROLES /* attention has most */
 
 /* Modules that the configuration can switch to portable variants. */
 enum { SOP_MODULE_ROPE = 1u << 0, SOP_MODULE_KV = 1u << 1 };

@@ -8,7 +8,7 @@
 #include "ops/kv_append/kv_append.h"
 #include "ops/ops.h"
 
-SOP_DESC_IS_PACKED(sop_attention_desc, numerics);
+SOP_DESC_IS_PACKED(sop_attention_desc, reserved);
 
 #define AT(member) offsetof(sop_attention_desc, member)
 static const sop_field fields[] = {
@@ -33,12 +33,19 @@ static const sop_field fields[] = {
     {"vp_token", AT(vp_token), SOP_FIELD_I64, NULL, "between tokens of a page of values"},
     {"vp_head", AT(vp_head), SOP_FIELD_I64, NULL, "between heads of a page of values"},
     {"window", AT(window), SOP_FIELD_I64, NULL, "keys seen, the query's own included; 0: all"},
+    {"mask_heads", AT(mask_heads), SOP_FIELD_I64, NULL,
+     "heads of a mask, a divisor of heads; none"},
+    {"mask_stride", AT(mask_stride), SOP_FIELD_I64, NULL, "between tokens of the mask"},
+    {"mask_head", AT(mask_head), SOP_FIELD_I64, NULL, "between heads of the mask"},
     {"scale", AT(scale), SOP_FIELD_F32, NULL, "factor of q . k; 1 / sqrt(k)"},
     {"cap", AT(cap), SOP_FIELD_F32, NULL, "z = cap * tanh(z / cap); 0: none"},
     {"q", AT(q_dtype), SOP_FIELD_DTYPE, NULL, "type of q"},
     {"kv", AT(kv_dtype), SOP_FIELD_DTYPE, NULL, "type of the pools"},
     {"o", AT(o_dtype), SOP_FIELD_DTYPE, NULL, "type of o"},
+    {"mask", AT(mask_dtype), SOP_FIELD_DTYPE, NULL, "type of the mask: u8, or one to be added"},
     {"causal", AT(causal), SOP_FIELD_I32, NULL, "1: a query sees no later key"},
+    {"alibi", AT(alibi), SOP_FIELD_I32, NULL, "1: scores fall with the distance, by slopes"},
+    {"sinks", AT(sinks), SOP_FIELD_I32, NULL, "1: heads have a sink in their softmax"},
     {"paths", AT(paths), SOP_FIELD_I32, NULL, "sum of 8 flash, 16 tiled, 32 ring; all"},
     {"numerics", AT(numerics), SOP_FIELD_WORD, "fast|exact|invariant", "how exact"},
 };
@@ -50,6 +57,11 @@ static const sop_role roles[SOP_ATTENTION_ROLES] = {
     [SOP_ATTENTION_TABLE] = {"table", SOP_ROLE_INDEX, -1},
     [SOP_ATTENTION_Q_START] = {"q_start", SOP_ROLE_INDEX, -1},
     [SOP_ATTENTION_KV_LEN] = {"kv_len", SOP_ROLE_INDEX, -1},
+    [SOP_ATTENTION_K_SCALES] = {"k_scales", SOP_ROLE_OPTIONAL, -1},
+    [SOP_ATTENTION_V_SCALES] = {"v_scales", SOP_ROLE_OPTIONAL, -1},
+    [SOP_ATTENTION_SLOPES] = {"slopes", SOP_ROLE_OPTIONAL, -1},
+    [SOP_ATTENTION_SINKS] = {"sinks", SOP_ROLE_OPTIONAL, -1},
+    [SOP_ATTENTION_MASK] = {"mask", SOP_ROLE_OPTIONAL, -1},
     [SOP_ATTENTION_LIVE] = {"live", SOP_ROLE_LIVE | SOP_ROLE_OPTIONAL, -1},
     [SOP_ATTENTION_O] = {"o", SOP_ROLE_OUT, -1},
     [SOP_ATTENTION_LSE] = {"lse", SOP_ROLE_OUT | SOP_ROLE_OPTIONAL, -1},
@@ -76,7 +88,11 @@ static void complete(void *desc)
     if (!d->kp_page) d->kp_page = d->page * d->kv_heads * d->k;
     if (!d->vp_page) d->vp_page = d->page * d->kv_heads * d->v;
     if (d->scale == 0 && d->k > 0) d->scale = (float)(1 / sqrt((double)d->k));
+    if (d->mask_heads && !d->mask_head) d->mask_head = d->max_kv;
+    if (d->mask_heads && !d->mask_stride) d->mask_stride = d->mask_heads * d->mask_head;
     d->causal = d->causal != 0;
+    d->alibi = d->alibi != 0;
+    d->sinks = d->sinks != 0;
     if (!d->paths) d->paths = SOP_ROW_FLASH | SOP_ROW_TILED | SOP_ROW_RING;
 }
 
@@ -105,8 +121,15 @@ static sop_status check(const void *desc)
     if (!isfinite(d->scale) || !isfinite(d->cap))
         return sop_fail(SOP_E_ARG, "attention: scale=%g cap=%g, must be finite", (double)d->scale,
                         (double)d->cap);
-    if (sop_unit(d->q_dtype) == 0 || sop_unit(d->kv_dtype) == 0 || sop_unit(d->o_dtype) == 0)
-        return sop_fail(SOP_E_ARG, "attention: q, kv and o must be f32, f16 or bf16");
+    if (d->mask_heads < 0 || (d->mask_heads > 0 && d->heads % d->mask_heads != 0))
+        return sop_fail(SOP_E_SHAPE, "attention: heads=%lld mask_heads=%lld, must divide",
+                        (long long)d->heads, (long long)d->mask_heads);
+    if (d->mask_dtype != SOP_U8 && sop_unit(d->mask_dtype) == 0)
+        return sop_fail(SOP_E_ARG, "attention: mask must be u8, f32, f16 or bf16");
+    if (sop_unit(d->q_dtype) == 0 || sop_unit(d->o_dtype) == 0 ||
+        (sop_unit(d->kv_dtype) == 0 && !sop_is_code(d->kv_dtype)))
+        return sop_fail(SOP_E_ARG,
+                        "attention: q, kv and o must be f32, f16 or bf16, or kv i8 or f8");
     if (d->paths & ~(uint32_t)(SOP_ROW_FLASH | SOP_ROW_TILED | SOP_ROW_RING))
         return sop_fail(SOP_E_ARG, "attention: paths=%u, must be a sum of 8, 16 and 32", d->paths);
     return SOP_OK;
@@ -133,6 +156,21 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
         break;
     case SOP_ATTENTION_Q_START: sop_view1(out, SOP_I32, d->seqs + 1); break;
     case SOP_ATTENTION_KV_LEN: sop_view1(out, SOP_I32, d->seqs); break;
+    case SOP_ATTENTION_K_SCALES:
+    case SOP_ATTENTION_V_SCALES:
+        if (sop_is_code(d->kv_dtype)) sop_view1(out, SOP_F32, d->kv_heads);
+        break;
+    case SOP_ATTENTION_SLOPES:
+        if (d->alibi) sop_view1(out, SOP_F32, d->heads);
+        break;
+    case SOP_ATTENTION_SINKS:
+        if (d->sinks) sop_view1(out, SOP_F32, d->heads);
+        break;
+    case SOP_ATTENTION_MASK:
+        if (d->mask_heads)
+            sop_view3(out, d->mask_dtype, d->tokens, d->mask_heads, d->max_kv, d->mask_stride,
+                      d->mask_head);
+        break;
     case SOP_ATTENTION_LIVE: sop_view1(out, SOP_I32, 1); break;
     case SOP_ATTENTION_O:
         sop_view3(out, d->o_dtype, d->tokens, d->heads, d->v, d->o_stride, d->o_head);
@@ -140,6 +178,48 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
     case SOP_ATTENTION_LSE: sop_view2(out, SOP_F32, d->tokens, d->heads, d->heads); break;
     default: break;
     }
+}
+
+/* Any codes but NaN, with scales that make numbers of usual size of them. */
+static void fill_codes(const sop_attention_desc *d, const sop_operand *args, int32_t pool)
+{
+    sop_tensor v;
+    uint64_t state = 5 + (uint64_t)pool;
+    const int32_t scales =
+        pool == SOP_ATTENTION_K_POOL ? SOP_ATTENTION_K_SCALES : SOP_ATTENTION_V_SCALES;
+    sop_op_attention.view(d, pool, &v);
+    for (int64_t i = 0; i < v.shape[0] * v.shape[1] * v.shape[2]; i++) {
+        const int64_t h = i % v.shape[2], row = i / v.shape[2];
+        uint8_t *at = (uint8_t *)args[pool].data + row / v.shape[1] * v.stride[0] +
+                      row % v.shape[1] * v.stride[1] + h * v.stride[2];
+        for (int64_t c = 0; c < v.shape[3]; c++) {
+            at[c] = (uint8_t)(sop_random(&state) >> 56);
+            if (d->kv_dtype == SOP_F8 && (at[c] & 0x7f) == 0x7f) at[c] = 0x38;
+        }
+    }
+    for (int64_t g = 0; g < d->kv_heads; g++)
+        ((float *)args[scales].data)[g] = 0.011f * (float)(1 + g % 3);
+}
+
+/* Slopes as in their paper; a third of the mask hides its key, and every seventh query sees none. What
+ * was there of a mask of numbers stays elsewhere. */
+static void fill_terms(const sop_attention_desc *d, const sop_operand *args)
+{
+    uint64_t state = 11;
+    float *slopes = args[SOP_ATTENTION_SLOPES].data;
+    void *mask = args[SOP_ATTENTION_MASK].data;
+    for (int64_t h = 0; d->alibi && slopes && h < d->heads; h++)
+        slopes[h] = (float)exp2(-8 * (double)(h + 1) / (double)d->heads);
+    for (int64_t row = 0; mask && row < d->tokens * d->mask_heads; row++)
+        for (int64_t j = 0; j < d->max_kv; j++) {
+            const int64_t at =
+                row / d->mask_heads * d->mask_stride + row % d->mask_heads * d->mask_head + j;
+            const int hides = sop_random(&state) % 3 == 0 || row % 7 == 6;
+            if (d->mask_dtype == SOP_U8)
+                ((uint8_t *)mask)[at] = (uint8_t)(hides ? 0 : 1 + j % 255);
+            else if (hides)
+                sop_store(mask, d->mask_dtype, at, -INFINITY);
+        }
 }
 
 /* Seed 0: the work that cost() counts, tokens shared evenly and max_kv keys each. Others: some
@@ -178,6 +258,11 @@ static void fill(const void *desc, uint64_t seed, int64_t live, const sop_operan
         table[j] = table[i];
         table[i] = other;
     }
+    fill_terms(d, args);
+    if (sop_is_code(d->kv_dtype)) {
+        fill_codes(d, args, SOP_ATTENTION_K_POOL);
+        fill_codes(d, args, SOP_ATTENTION_V_POOL);
+    }
     if (live >= 0) *(int32_t *)args[SOP_ATTENTION_LIVE].data = (int32_t)live;
 }
 
@@ -203,7 +288,8 @@ static void cost(const void *desc, sop_cost *out)
         2 * pairs_seen(d) * (double)d->heads * kv,
         (double)d->tokens * (double)(d->heads * d->k) * (double)sop_dtype_bytes(d->q_dtype) +
             (double)d->seqs * keys * (double)d->kv_heads * kv *
-                (double)sop_dtype_bytes(d->kv_dtype),
+                (double)sop_dtype_bytes(d->kv_dtype) +
+            (double)d->mask_heads * pairs_seen(d) * (double)sop_dtype_bytes(d->mask_dtype),
         (double)d->tokens * (double)(d->heads * d->v) * (double)sop_dtype_bytes(d->o_dtype)};
 }
 
@@ -225,6 +311,7 @@ static const char *takes(const sop_attention_desc *d, uint32_t path, const char 
 {
     const char *why = takes_f32(d);
     if (why) return why;
+    if (sop_is_code(d->kv_dtype)) return "the pools hold codes";
     if (d->numerics == SOP_NUMERICS_INVARIANT)
         return path == SOP_ROW_FLASH ? NULL : "the invariant mode keeps to the flash path";
     return d->paths & path ? NULL : no_candidate;
@@ -314,6 +401,43 @@ static const char *const cases[] = {
     "window=100 cap=30",
     "tokens=3 seqs=3 max_kv=300 heads=20 kv_heads=2 k=128 kv=f16 causal=1",
     "tokens=50 seqs=3 max_kv=200 heads=4 kv_heads=2 k=32 causal=1 numerics=invariant kv=f16",
+    "tokens=1 k=8 causal=1 alibi=1 sinks=1 mask_heads=1",
+    "tokens=7 seqs=2 max_kv=0 heads=3 k=8 sinks=1 alibi=1 mask_heads=3 mask=u8",
+    "tokens=33 seqs=2 max_kv=140 heads=6 kv_heads=2 k=64 causal=1 alibi=1 page=16",
+    "tokens=20 max_kv=65 heads=4 k=24 v=40 alibi=1 cap=9 kv=f16", /* not causal: keys on both sides */
+    "tokens=37 seqs=3 max_kv=130 heads=8 kv_heads=2 k=64 causal=1 sinks=1 window=16 kv=f16",
+    "tokens=5 seqs=5 max_kv=700 heads=8 kv_heads=1 k=64 q=bf16 kv=bf16 o=bf16 causal=1 sinks=1 "
+    "window=128 page=16", /* gpt-oss decode */
+    "tokens=140 seqs=3 max_kv=300 heads=8 kv_heads=1 k=64 q=bf16 kv=bf16 o=bf16 causal=1 sinks=1",
+    "tokens=3 seqs=3 max_kv=900 heads=4 kv_heads=2 k=128 q=f16 kv=f16 o=f16 causal=1 sinks=1 cap=30",
+    "tokens=3 max_kv=63 heads=2 k=16 mask_heads=1 mask=u8",
+    "tokens=19 seqs=2 max_kv=65 heads=6 kv_heads=3 k=20 causal=1 mask_heads=2 mask=u8 mask_head=70 "
+    "mask_stride=150",
+    "tokens=19 seqs=2 max_kv=129 heads=4 k=32 mask_heads=4 kv=bf16 cap=5",
+    "tokens=24 seqs=2 max_kv=600 heads=2 k=16 causal=1 paths=16 mask_heads=2 mask=f16 sinks=1 alibi=1",
+    "tokens=24 max_kv=600 heads=2 k=16 causal=1 paths=32 mask_heads=1 mask=bf16 sinks=1 window=200",
+    "tokens=150 seqs=2 max_kv=290 heads=4 kv_heads=1 k=128 kv=f16 causal=1 sinks=1 cap=30 window=60",
+    "tokens=12 seqs=2 max_kv=100 heads=2 k=64 q=bf16 kv=bf16 o=bf16 mask_heads=1", /* beyond */
+    "tokens=4 seqs=2 max_kv=450 heads=6 kv_heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1 alibi=1 page=16",
+    "tokens=3 seqs=3 max_kv=300 heads=9 kv_heads=1 k=128 kv=f16 causal=1 alibi=1 cap=20 sinks=1",
+    "tokens=2 seqs=2 max_kv=300 heads=4 k=112 q=f16 kv=f16 o=f16 causal=1 alibi=1 window=150", /* bloom */
+    "tokens=2 seqs=2 max_kv=30 heads=2 k=128 q=f16 kv=f16 o=f16 alibi=1", /* beyond: both sides */
+    "tokens=2 seqs=2 max_kv=30 heads=2 k=96 q=f16 kv=f16 o=f16 causal=1 alibi=1",
+    "tokens=150 seqs=2 max_kv=400 heads=4 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 alibi=1",
+    "tokens=70 max_kv=300 heads=3 k=64 kv=f16 alibi=1 cap=15",
+    "tokens=7 seqs=3 max_kv=150 heads=6 kv_heads=3 k=64 kv=i8 causal=1 page=16",
+    "tokens=20 seqs=2 max_kv=90 heads=4 k=23 v=40 kv=f8 causal=1 vp_page=11000 sinks=1 window=40",
+    "tokens=5 seqs=5 max_kv=200 heads=8 kv_heads=2 k=128 q=bf16 kv=f8 o=bf16 causal=1 page=16",
+    "tokens=3 seqs=3 max_kv=333 heads=6 kv_heads=2 k=80 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
+    "tokens=3 seqs=3 max_kv=333 heads=32 kv_heads=2 k=96 q=f16 kv=f16 o=f16 causal=1 page=32",
+    "tokens=5 seqs=2 max_kv=150 heads=4 kv_heads=4 k=112 kv=bf16 causal=1 sinks=1",
+    "tokens=2 seqs=2 max_kv=400 heads=10 kv_heads=1 k=160 q=bf16 kv=bf16 o=bf16 page=16 sinks=1",
+    "tokens=4 seqs=4 max_kv=260 heads=9 kv_heads=3 k=192 kv=f16 causal=1 page=16 window=100",
+    "tokens=16 seqs=4 max_kv=530 heads=8 kv_heads=4 k=256 q=bf16 kv=bf16 o=bf16 causal=1 page=16 "
+    "cap=50", /* gemma2 decode */
+    "tokens=1 max_kv=3000 heads=8 kv_heads=4 k=256 kv=f16 causal=1 window=1024 q_head=264 o_head=264 "
+    "kp_token=272 kp_head=17408 vp_token=264 vp_head=16896 kp_page=69632 vp_page=67584",
+    "tokens=3 seqs=3 max_kv=50 heads=2 k=144 q=bf16 kv=bf16 o=bf16 causal=1 page=16", /* beyond */
     NULL,
 };
 
@@ -321,7 +445,7 @@ const sop_op sop_op_attention = {
     .size = sizeof(sop_op),
     .desc_bytes = sizeof(sop_attention_desc),
     .name = "attention",
-    .formula = "o = sum of softmax(cap tanh(scale q.k / cap)) * v over the keys a query sees",
+    .formula = "o = sum of softmax(cap tanh(scale q.k / cap) + bias; sink) * v over the keys seen",
     .fields = fields,
     .n_fields = SOP_N(fields),
     .roles = roles,

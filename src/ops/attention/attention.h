@@ -45,12 +45,24 @@ typedef struct sop_attention_block {
     const int32_t *table; /* of the sequence */
     int64_t q0, n, at, keys, g, from, to;
     float *o, *lse;
+    const float *sinks; /* of the heads of the group, to be counted here; or NULL */
     int64_t o_stride, o_head, lse_stride;
     float *scratch;
 } sop_attention_block;
 
-/* Fill o and lse of a block; a query that sees nothing in it gets 0 and -inf. */
+/* Fill o and lse of a block; a query that sees nothing in it gets 0 and -inf, or its sink. */
 typedef void sop_attention_core(const sop_attention_block *b);
+
+/* Whether sop_attention_bias has something to add. */
+static inline int sop_attention_biased(const sop_attention_desc *d)
+{
+    return d->alibi || d->mask_heads > 0;
+}
+
+/* Add what alibi and the mask add to the scores z of query i of a block and query head h of its group;
+ * z[j] is that of key `at` + j, and those of [lo, hi) are there. */
+void sop_attention_bias(const sop_attention_block *b, int64_t i, int64_t h, int64_t at, int64_t lo,
+                        int64_t hi, float *z); /* attention_split.c */
 
 /* What the plans write and sop_attention_run reads. */
 enum {

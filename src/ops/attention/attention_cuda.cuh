@@ -10,6 +10,7 @@ extern "C" {
 
 static inline sop_attention_args sop_attention_args_of(const sop_call *call)
 {
+    const sop_attention_desc *d = (const sop_attention_desc *)call->desc;
     const sop_operand *a = call->args;
     return {a[SOP_ATTENTION_Q].data,
             a[SOP_ATTENTION_K_POOL].data,
@@ -18,20 +19,26 @@ static inline sop_attention_args sop_attention_args_of(const sop_call *call)
             (const int32_t *)a[SOP_ATTENTION_Q_START].data,
             (const int32_t *)a[SOP_ATTENTION_KV_LEN].data,
             (const int32_t *)a[SOP_ATTENTION_LIVE].data,
+            (const float *)a[SOP_ATTENTION_K_SCALES].data,
+            (const float *)a[SOP_ATTENTION_V_SCALES].data,
+            (const float *)(d->alibi ? a[SOP_ATTENTION_SLOPES].data : NULL),
+            (const float *)(d->sinks ? a[SOP_ATTENTION_SINKS].data : NULL),
+            d->mask_heads ? a[SOP_ATTENTION_MASK].data : NULL,
             a[SOP_ATTENTION_O].data,
             (float *)a[SOP_ATTENTION_LSE].data};
 }
 
-/* What the rows by tensor cores share: 16-bit keys and values, heads of 64 or 128, all in pieces of 16
+/* What the rows by tensor cores share: 16-bit keys and values, as wide as each other, all in pieces of 16
  * bytes. They round the weights of a softmax, and f32 queries, to the type of the keys. */
 static inline const char *sop_attention_refuse_16(const sop_attention_desc *d)
 {
     if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants products in float32";
     if (d->numerics == SOP_NUMERICS_INVARIANT) return "the invariant mode keeps to one row";
-    if (d->kv_dtype == SOP_F32) return "keys are f32";
+    if (d->kv_dtype != SOP_F16 && d->kv_dtype != SOP_BF16) return "keys are not of 16 bits";
+    if (d->mask_heads) return "a mask is not taken by tensor cores";
     if (d->q_dtype != d->o_dtype || (d->q_dtype != SOP_F32 && d->q_dtype != d->kv_dtype))
         return "q and o are neither f32 nor of the keys' type";
-    if (d->k != d->v || (d->k != 64 && d->k != 128)) return "heads are neither of 64 nor of 128";
+    if (d->k != d->v) return "keys and values differ in width";
     if (d->q_stride % 8 || d->q_head % 8 || d->o_stride % 8 || d->o_head % 8 || d->kp_page % 8 ||
         d->kp_token % 8 || d->kp_head % 8 || d->vp_page % 8 || d->vp_token % 8 || d->vp_head % 8)
         return "a stride is no multiple of 16 bytes";

@@ -1,10 +1,34 @@
 #include "ops/attention/decode_cuda.cuh"
 
+/* NULL when there is none for this head; those with alibi are of its models. */
+typedef void decode_kernel(const decode_args);
+template <typename T, typename QO> static decode_kernel *kernel_of(const sop_attention_desc *d)
+{
+    switch (d->alibi ? -d->k : d->k) {
+    case 64: return sop_decode_sm80<T, QO, 64, false>;
+    case 80: return sop_decode_sm80<T, QO, 80, false>;
+    case 96: return sop_decode_sm80<T, QO, 96, false>;
+    case 112: return sop_decode_sm80<T, QO, 112, false>;
+    case 128: return sop_decode_sm80<T, QO, 128, false>;
+    case 160: return sop_decode_sm80<T, QO, 160, false>;
+    case 192: return sop_decode_sm80<T, QO, 192, false>;
+    case 256: return sop_decode_sm80<T, QO, 256, false>;
+    case -64: return sop_decode_sm80<T, QO, 64, true>;
+    case -112: return sop_decode_sm80<T, QO, 112, true>;
+    case -128: return sop_decode_sm80<T, QO, 128, true>;
+    default: return NULL;
+    }
+}
+
 extern "C" const char *sop_attention_decode_refuse(const void *desc)
 {
     const sop_attention_desc *d = (const sop_attention_desc *)desc;
     const char *why = sop_attention_refuse_16(d);
     if (why) return why;
+    if (!kernel_of<__half, __half>(d))
+        return d->alibi ? "heads are not of 64, 112 or 128, the ones for alibi"
+                        : "heads are not of 64 to 128 by 16, 160, 192 or 256";
+    if (d->alibi && !d->causal) return "alibi sees keys on both sides";
     if (d->tokens > DECODE_MOST_TOKENS || d->tokens > 16 * d->seqs)
         return "over 256 queries, or over 16 a sequence";
     if (!(d->paths & (SOP_ROW_FLASH | SOP_ROW_TILED))) return "no path of it is a candidate";
@@ -31,8 +55,7 @@ template <typename T, typename QO> static sop_status run(const sop_call *call)
     const sop_attention_desc *d = (const sop_attention_desc *)call->desc;
     const unsigned grid = (unsigned)call->split->word[DECODE_GRID];
     const decode_args p = sop_decode_args_of(call);
-    return sop_launch(d->k == 64 ? sop_decode_sm80<T, QO, 64> : sop_decode_sm80<T, QO, 128>, grid,
-                      DECODE_WARPS * 32, call, p);
+    return sop_launch(kernel_of<T, QO>(d), grid, DECODE_WARPS * 32, call, p);
 }
 
 extern "C" sop_status sop_attention_decode_sm80(const sop_call *call)

@@ -328,13 +328,27 @@ ALWAYS void lay_values(struct state *t, int32_t dtype)
 
 /* ---- 6 rows and a tile ---- */
 
-/* The keys [lo, hi) of 64 scores: capped, -inf outside of them in the blocks of 16 that they touch.
- * Returns the largest. */
-ALWAYS float mask(const struct state *t, float *s, int64_t lo, int64_t hi)
+ALWAYS vf squeeze(vf z, float cap)
+{
+    return vf_mul(vf_set(cap), vf_tanh(vf_mul(z, vf_set(1 / cap))));
+}
+
+/* Row r's scores with what is added to them, which comes after the cap. */
+static void bias(const struct state *t, int64_t r, float *s, int64_t lo, int64_t hi)
+{
+    if (t->d->cap > 0)
+        for (int64_t j = lo / VF * VF; j < hi; j += VF)
+            vf_store(s + j, squeeze(vf_load(s + j), t->d->cap));
+    sop_attention_bias(t->b, r / t->group, r % t->group, t->tile->at, lo, hi, s);
+}
+
+/* The keys [lo, hi) of 64 scores: capped (cap > 0), -inf outside of them in the blocks of 16 that they
+ * touch. Returns the largest. */
+ALWAYS float mask(float *s, int64_t lo, int64_t hi, float cap)
 {
     vf most[UNIT];
     EACH(n, UNIT) most[n] = vf_set(-INFINITY);
-    if (lo == 0 && hi == TILE && !(t->d->cap > 0)) {
+    if (lo == 0 && hi == TILE && !(cap > 0)) {
         EACH(j, TILE / 16) EACH(n, UNIT) most[n] = vf_max(most[n], vf_load(s + j * 16 + n * VF));
         return vf_max16(most);
     }
@@ -342,8 +356,7 @@ ALWAYS float mask(const struct state *t, float *s, int64_t lo, int64_t hi)
         for (int n = 0; n < UNIT; n++) {
             const int64_t at = j + n * VF;
             vf z = vf_load(s + at);
-            if (t->d->cap > 0)
-                z = vf_mul(vf_set(t->d->cap), vf_tanh(vf_mul(z, vf_set(1 / t->d->cap))));
+            if (cap > 0) z = squeeze(z, cap);
             z = vf_within(z, (int32_t)(lo - at), (int32_t)(hi - at));
             vf_store(s + at, z);
             most[n] = vf_max(most[n], z);
@@ -383,8 +396,11 @@ static void take_tile(struct state *t, int64_t r, int64_t n)
         product_any(n, (wide + VF - 1) / VF, IN_PANEL, t->d->k, t->q + r * t->kp, t->kp, &keys,
                     NULL, s + c, TILE);
     }
+    const int biased = sop_attention_biased(t->d);
     for (int64_t i = 0; i < n; i++) {
-        const float before = t->m[r + i], most = mask(t, s + i * TILE, lo[i], hi[i]);
+        if (biased) bias(t, r + i, s + i * TILE, lo[i], hi[i]);
+        const float before = t->m[r + i];
+        const float most = mask(s + i * TILE, lo[i], hi[i], biased ? 0 : t->d->cap);
         m[i] = most > before ? most : before;
         t->m[r + i] = m[i];
         if (m[i] == -INFINITY) m[i] = 0; /* -inf - 0 is fine */
@@ -437,7 +453,9 @@ static void start(struct state *t, const sop_attention_block *b)
             for (; c + VF <= d->k; c += VF)
                 vf_store(out + c, vf_mul(vf_load(q + c), vf_set(d->scale)));
             for (; c < d->k; c++) out[c] = q[c] * d->scale;
-            t->m[i * t->group + h] = -INFINITY;
+            const int64_t r = i * t->group + h;
+            t->m[r] = b->sinks ? b->sinks[h] : -INFINITY; /* a key whose value is 0 */
+            t->l[r * 16] = t->m[r] > -INFINITY;
             /* finish() writes there when all tiles are done: they come meanwhile */
             const char *o = (const char *)(b->o + i * b->o_stride + h * b->o_head);
             for (c = 0; c < d->v * 4; c += 64) __builtin_prefetch(o + c, 1, 2);

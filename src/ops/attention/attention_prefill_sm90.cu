@@ -10,6 +10,7 @@ extern "C" const char *sop_attention_prefill_refuse(const void *desc)
     const sop_attention_desc *d = (const sop_attention_desc *)desc;
     const char *why = sop_attention_refuse_16(d);
     if (why) return why;
+    if (d->k != 64 && d->k != 128) return "heads are neither of 64 nor of 128";
     if (!(d->paths & (SOP_ROW_FLASH | SOP_ROW_RING))) return "no path of it is a candidate";
     if (d->page < 8 || (128 % d->page != 0 && d->page % 128 != 0))
         return "pages are neither 8, 16, 32, 64 nor a multiple of 128 tokens";
@@ -65,8 +66,10 @@ static sop_status maps_of(const sop_call *call, const void *q, int64_t q_head, i
 template <typename T, typename O, int HEAD>
 static sop_status launch(const sop_call *call, const prefill_maps &maps, const prefill_args &p)
 {
-    return sop_launch_cluster(sop_prefill_sm90<T, O, HEAD>, (unsigned)call->split->word[GRID],
-                              PREFILL_THREADS, prefill_smem<HEAD>::bytes, 1, call, maps, p);
+    return sop_launch_cluster(p.a.slopes ? sop_prefill_sm90<T, O, HEAD, true>
+                                         : sop_prefill_sm90<T, O, HEAD, false>,
+                              (unsigned)call->split->word[GRID], PREFILL_THREADS,
+                              prefill_smem<HEAD>::bytes, 1, call, maps, p);
 }
 
 template <typename T, typename O> static sop_status run(const sop_call *call)

@@ -2,6 +2,9 @@
  * right float32 variant may be. With u = 2^-24, for a query with weights p over n keys:
  *
  * - a score z = scale q.k is off by at most d = (k + 4) u |scale| sum |q||k|; tanh adds 8 u |z|
+ * - a bias b, of alibi or of the mask, is a product and a sum, and scores are taken to powers of two: it
+ *   adds 4 u (|z| + |b|); so is a sink, which adds 4 u |z|
+ * - codes are multiplied by their scale, one rounding more: 2 u for each key and value
  * - its weight exp(z - m): the subtraction rounds u |z - m|, exp 4 u; while tiles of 64 keys go by,
  *   each may raise the maximum and multiply by another exp: 6 u for each of t = n / 64 + 1
  * - where parts are merged by log-sum-exp, each of n / 128 + 1 merges rounds exponents of size |lse|
@@ -17,6 +20,7 @@
  * u: a float32 query is off by u' |q| more, a weight in the numerator by u' of itself; each also by 2^-25,
  * which float16 loses at its lower end. The sum in the denominator is of weights that are not rounded, so
  * that what the numerator is off by comes on top of the spread.
+ * A sink is one more key whose value is 0, read by none: it counts in the sums, and in the spread.
  * The log-sum-exp is off by at most sum p_j (exp(e_j) - 1), and by max e_j. Weights under 2^-126 may be
  * taken as 0. */
 #include <math.h>
@@ -24,15 +28,17 @@
 #include "base/status.h"
 #include "core/op.h"
 #include "ops/attention/attention.h"
+#include "ops/kv_append/kv_append.h"
 
 /* One query and query head. */
 struct row {
     const sop_call *call;
     const int32_t *table;
-    int64_t q_at, g;
+    int64_t q_at, g, h, token, pos;
     int64_t lo, hi;
     int rounds;
-    double *p, *p_off; /* of the keys [lo, hi): scores, then weights; how far they may be off */
+    double k_scale, v_scale; /* of codes; 1 without */
+    double *p, *p_off; /* of the keys [lo, hi), then the sink: scores, then weights; their errors */
     int64_t *v_at;     /* where their values begin */
     double l, lse, weights_off, largest_e, sums;
 };
@@ -41,6 +47,21 @@ static int64_t place(const struct row *r, int64_t j, int64_t page, int64_t token
 {
     const sop_attention_desc *d = r->call->desc;
     return r->table[j / d->page] * page + j % d->page * token + r->g * head;
+}
+
+/* What is added to z of key j; -inf when the mask hides it. */
+static double bias(const struct row *r, int64_t j)
+{
+    const sop_attention_desc *d = r->call->desc;
+    double b = 0;
+    if (d->alibi)
+        b = -(double)((const float *)r->call->args[SOP_ATTENTION_SLOPES].data)[r->h] *
+            fabs((double)(r->pos - j));
+    if (!d->mask_heads) return b;
+    const double mask =
+        sop_load(r->call->args[SOP_ATTENTION_MASK].data, d->mask_dtype,
+                 r->token * d->mask_stride + r->h / (d->heads / d->mask_heads) * d->mask_head + j);
+    return d->mask_dtype != SOP_U8 ? b + mask : mask != 0 ? b : -HUGE_VAL;
 }
 
 /* z of key j, and d of the comment above. */
@@ -52,18 +73,22 @@ static double score(const struct row *r, int64_t j, double *off)
     double dot = 0, sum = 0, rounded = 0;
     for (int64_t i = 0; i < d->k; i++) {
         const double q = sop_load(r->call->args[SOP_ATTENTION_Q].data, d->q_dtype, r->q_at + i);
-        const double k = sop_load(r->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype, k_at + i);
+        const double k =
+            sop_load(r->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype, k_at + i) * r->k_scale;
         dot += q * k;
         sum += fabs(q * k);
         if (q_unit > 0) rounded += (q_unit * fabs(q) + 0x1p-25) * fabs(k);
     }
     double z = (double)d->scale * dot;
-    *off = fabs((double)d->scale) * ((double)(d->k + 4) * SOP_U32 * sum + rounded);
+    const double roundings = (double)d->k + (sop_is_code(d->kv_dtype) ? 6 : 4);
+    *off = fabs((double)d->scale) * (roundings * SOP_U32 * sum + rounded);
     if (d->cap > 0) {
         z = (double)d->cap * tanh(z / (double)d->cap);
         *off += 8 * SOP_U32 * fabs(z);
     }
-    return z;
+    const double b = bias(r, j);
+    if (b != 0) *off += 4 * SOP_U32 * (fabs(z) + fabs(b));
+    return z + b;
 }
 
 /* exp(a) (exp(e) - 1), where exp(a) may be nothing and exp(e) beyond all. */
@@ -76,29 +101,38 @@ static double grown(double a, double e)
 static void weigh(struct row *r, uint32_t traits)
 {
     const sop_attention_desc *d = r->call->desc;
-    const int64_t keys = r->hi - r->lo;
+    const int64_t keys = r->hi - r->lo, all = keys + d->sinks;
     const double tiles = (double)keys / 64 + 1;
     double m = -INFINITY;
-    r->l = 0;
     for (int64_t j = 0; j < keys; j++) {
         r->v_at[j] = place(r, r->lo + j, d->vp_page, d->vp_token, d->vp_head);
         r->p[j] = score(r, r->lo + j, &r->p_off[j]);
-        m = fmax(m, r->p[j]);
     }
-    for (int64_t j = 0; j < keys; j++) r->l += exp(r->p[j] - m);
+    if (d->sinks) {
+        r->p[keys] = (double)((const float *)r->call->args[SOP_ATTENTION_SINKS].data)[r->h];
+        r->p_off[keys] = 4 * SOP_U32 * fabs(r->p[keys]);
+    }
+    for (int64_t j = 0; j < all; j++) m = fmax(m, r->p[j]);
+    r->l = r->weights_off = r->largest_e = 0;
+    r->sums = SOP_U32 * (64 + 3 * tiles + (sop_is_code(d->kv_dtype) ? 2 : 0));
+    r->lse = m;
+    if (isinf(m)) return; /* nothing is seen */
+    for (int64_t j = 0; j < all; j++) r->l += exp(r->p[j] - m);
     r->lse = m + log(r->l);
     double fixed = SOP_U32 * (4 + 6 * tiles);
     if (traits & (SOP_ROW_TILED | SOP_ROW_RING))
         fixed += SOP_U32 * (2 * fabs(r->lse) + 12) * ((double)keys / 128 + 1);
-    r->weights_off = r->largest_e = 0;
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = 0; j < all; j++) {
+        if (isinf(r->p[j])) { /* hidden, or no sink */
+            r->p[j] = r->p_off[j] = 0;
+            continue;
+        }
         const double a = r->p[j] - m, e = r->p_off[j] - SOP_U32 * a + fixed;
         r->p[j] = exp(a) / r->l;
         r->p_off[j] = grown(a, e) / r->l;
         r->weights_off += r->p_off[j];
         r->largest_e = fmax(r->largest_e, e);
     }
-    r->sums = SOP_U32 * (64 + 3 * tiles);
 }
 
 /* Channel i of the result, at place `at` of o and `dense` of the dense one. */
@@ -108,9 +142,12 @@ static void put_channel(const struct row *r, const sop_judge *judge, int64_t i, 
     const sop_attention_desc *d = r->call->desc;
     const void *pool = r->call->args[SOP_ATTENTION_V_POOL].data;
     const double p_unit = r->rounds ? sop_unit(d->kv_dtype) : 0;
-    double o = 0, size = 0, off = 0, rounded = 0, least = INFINITY, most = -INFINITY;
-    for (int64_t j = 0; j < r->hi - r->lo; j++) {
-        const double v = sop_load(pool, d->kv_dtype, r->v_at[j] + i), p = r->p[j];
+    double o = 0, size = 0, off = 0, rounded = 0;
+    double least = d->sinks ? 0 : INFINITY, most = d->sinks ? 0 : -INFINITY;
+    for (int64_t j = 0; r->l > 0 && j < r->hi - r->lo; j++) {
+        if (r->p_off[j] == 0) continue; /* hidden */
+        const double v = r->v_scale * sop_load(pool, d->kv_dtype, r->v_at[j] + i);
+        const double p = r->p[j];
         o += p * v;
         if (!judge) continue;
         size += p * fabs(v);
@@ -121,7 +158,7 @@ static void put_channel(const struct row *r, const sop_judge *judge, int64_t i, 
     }
     off = fmin(off + r->weights_off * fabs(o), most - least) + rounded +
           r->sums * (size + fabs(o)) + 4 * SOP_U32 * fabs(o);
-    sop_put(r->call, judge, SOP_ATTENTION_O, d->o_dtype, at, dense, o, r->hi > r->lo ? off : 0);
+    sop_put(r->call, judge, SOP_ATTENTION_O, d->o_dtype, at, dense, o, r->l > 0 ? off : 0);
 }
 
 static void put_row(struct row *r, const sop_judge *judge, int64_t token, int64_t h)
@@ -134,8 +171,7 @@ static void put_row(struct row *r, const sop_judge *judge, int64_t token, int64_
     if (r->call->args[SOP_ATTENTION_LSE].data) {
         const double off =
             fmin(r->weights_off, r->largest_e) + r->sums + 4 * SOP_U32 * (1 + fabs(r->lse));
-        sop_put(r->call, judge, SOP_ATTENTION_LSE, SOP_F32, at, at, r->lse,
-                r->hi > r->lo ? off : 0);
+        sop_put(r->call, judge, SOP_ATTENTION_LSE, SOP_F32, at, at, r->lse, r->l > 0 ? off : 0);
     }
 }
 
@@ -155,12 +191,23 @@ sop_status sop_attention_reference(const sop_call *call, const sop_judge *judge)
                         (const int32_t *)call->args[SOP_ATTENTION_TABLE].data + s * d->table_stride,
                     .q_at = (first + i) * d->q_stride + h * d->q_head,
                     .g = h / (d->heads / d->kv_heads),
+                    .h = h,
+                    .token = first + i,
+                    .pos = i + kv_len[s] - length,
+                    .k_scale = 1,
+                    .v_scale = 1,
                     .p = call->scratch,
-                    .p_off = (double *)call->scratch + d->max_kv,
-                    .v_at = (int64_t *)call->scratch + 2 * d->max_kv,
+                    .p_off = (double *)call->scratch + d->max_kv + 1,
+                    .v_at = (int64_t *)call->scratch + 2 * (d->max_kv + 1),
                     .rounds = judge && (judge->traits & SOP_ROW_ROUNDS),
                 };
-                sop_attention_sees(d, kv_len[s], i + kv_len[s] - length, &r.lo, &r.hi);
+                if (sop_is_code(d->kv_dtype)) {
+                    r.k_scale =
+                        (double)((const float *)call->args[SOP_ATTENTION_K_SCALES].data)[r.g];
+                    r.v_scale =
+                        (double)((const float *)call->args[SOP_ATTENTION_V_SCALES].data)[r.g];
+                }
+                sop_attention_sees(d, kv_len[s], r.pos, &r.lo, &r.hi);
                 put_row(&r, judge, first + i, h);
             }
     }
@@ -171,7 +218,7 @@ sop_status sop_attention_plan_ref(const void *desc, const int32_t *params, const
                                   size_t budget, sop_split *split)
 {
     const sop_attention_desc *d = desc;
-    const size_t bytes = 3 * (size_t)d->max_kv * sizeof(double);
+    const size_t bytes = 3 * (size_t)(d->max_kv + 1) * sizeof(double);
     (void)params, (void)facts;
     if (bytes > budget)
         return sop_fail(SOP_E_LIMIT, "attention: %zu bytes of scratch, %zu allowed", bytes, budget);

@@ -7,6 +7,7 @@
  * blocks of keys are merged in their order, whatever the waves: so the bits depend neither on the
  * threads nor on the scratch there was. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/status.h"
@@ -89,6 +90,36 @@ sop_status sop_attention_plan_ring(const void *desc, const int32_t *params, cons
                 round_up(params ? params[0] : 4096, SOP_ATTENTION_TILE), 8);
 }
 
+/* ---- the bias ---- */
+
+/* One element of a mask as what is added. */
+static float mask_at(const void *mask, int32_t dtype, int64_t at)
+{
+    switch (dtype) {
+    case SOP_F32: return ((const float *)mask)[at];
+    case SOP_F16: return sop_f16_to_f32(((const uint16_t *)mask)[at]);
+    case SOP_BF16: return sop_bf16_to_f32(((const uint16_t *)mask)[at]);
+    default: return ((const uint8_t *)mask)[at] ? 0 : -INFINITY;
+    }
+}
+
+void sop_attention_bias(const sop_attention_block *b, int64_t i, int64_t h, int64_t at, int64_t lo,
+                        int64_t hi, float *z)
+{
+    const sop_attention_desc *d = b->call->desc;
+    const int64_t head = b->g * (d->heads / d->kv_heads) + h;
+    if (d->alibi) {
+        const float slope = ((const float *)b->call->args[SOP_ATTENTION_SLOPES].data)[head];
+        for (int64_t j = lo; j < hi; j++) z[j] -= slope * (float)llabs(b->at + i - at - j);
+    }
+    if (d->mask_heads) {
+        const int64_t row =
+            (b->q0 + i) * d->mask_stride + head / (d->heads / d->mask_heads) * d->mask_head + at;
+        for (int64_t j = lo; j < hi; j++)
+            z[j] += mask_at(b->call->args[SOP_ATTENTION_MASK].data, d->mask_dtype, row + j);
+    }
+}
+
 /* ---- running ---- */
 
 struct run {
@@ -136,6 +167,7 @@ static void whole(const void *arg, int64_t begin, int64_t end, int32_t worker)
     const struct run *r = arg;
     const sop_attention_desc *d = r->call->desc;
     const int64_t tasks = r->units * d->kv_heads, group = d->heads / d->kv_heads;
+    const float *sinks = d->sinks ? r->call->args[SOP_ATTENTION_SINKS].data : NULL;
     for (int64_t t = begin; t < end; t++) {
         const int64_t from_end = tasks - 1 - t; /* the last queries see most: they go first */
         sop_attention_block b = block_of(r, from_end / d->kv_heads, from_end % d->kv_heads);
@@ -146,6 +178,7 @@ static void whole(const void *arg, int64_t begin, int64_t end, int32_t worker)
         b.lse = r->call->args[SOP_ATTENTION_LSE].data;
         if (b.lse) b.lse += b.q0 * d->heads + b.g * group;
         b.lse_stride = d->heads;
+        if (sinks) b.sinks = sinks + b.g * group;
         b.scratch = r->core_scratch + worker * r->core_floats;
         r->core(&b);
     }
@@ -198,6 +231,7 @@ static void merge(const void *arg, int64_t begin, int64_t end, int32_t worker)
     const struct run *r = arg;
     const sop_attention_desc *d = r->call->desc;
     const int64_t group = d->heads / d->kv_heads, rows = d->tokens * d->heads;
+    const float *sinks = d->sinks ? r->call->args[SOP_ATTENTION_SINKS].data : NULL;
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         const sop_attention_block b = block_of(r, t / d->kv_heads, t % d->kv_heads);
@@ -210,7 +244,7 @@ static void merge(const void *arg, int64_t begin, int64_t end, int32_t worker)
             sop_attention_sees(d, b.keys, b.at + i / group, &lo, &hi);
             if (r->first == 0) {
                 memset(o, 0, (size_t)d->v * sizeof *o);
-                r->lse[row] = -INFINITY;
+                r->lse[row] = sinks ? sinks[h] : -INFINITY; /* a part of value 0 */
             }
             for (int64_t k = 0; k < r->n; k++)
                 if ((r->first + k) * r->keys < hi && (r->first + k + 1) * r->keys > lo)

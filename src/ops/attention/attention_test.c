@@ -45,7 +45,7 @@ static void open_world(struct world *w, uint64_t seed)
     for (int32_t role = 0; role < SOP_ATTENTION_ROLES; role++) {
         sop_tensor t;
         sop_op_attention.view(d, role, &t);
-        w->args[role] = (sop_operand){take(t.bytes), t.bytes};
+        w->args[role] = (sop_operand){t.ndim ? take(t.bytes) : NULL, t.bytes};
     }
     w->q = w->args[SOP_ATTENTION_Q].data;
     w->k = w->args[SOP_ATTENTION_K_POOL].data;
@@ -356,6 +356,144 @@ static void heads_that_do_not_divide_are_refused(void)
         d.kv_heads = heads[i][1];
         CHECK(sop_op_attention.check(&d) == SOP_E_SHAPE && strstr(sop_last_error(), "kv_heads"));
     }
+}
+
+/* ---- what is added to scores, and to their sum ---- */
+
+static void a_sink_takes_its_share_and_has_no_value(void)
+{
+    struct world w = {.d = {.k = 8, .heads = 2, .sinks = 1}, .queries = {1}, .keys = {3}};
+    open_world(&w, 0);
+    count_up(&w, 0);
+    float *sinks = w.args[SOP_ATTENTION_SINKS].data;
+    sinks[0] = 1.0986123f; /* log 3: as much as all the keys */
+    sinks[1] = -INFINITY;
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        CHECK(near(out(&w, 0, 0), 0.5, 1e-6) && near(w.lse[0], 1.7917595, 1e-6));
+        CHECK(near(out(&w, 0, 1), 1, 1e-6) && near(w.lse[1], 1.0986123, 1e-6));
+    }
+    close_world(&w);
+}
+
+static void a_query_that_sees_nothing_has_its_sink(void)
+{
+    struct world w = {.d = {.k = 8, .causal = 1, .sinks = 1}, .queries = {2}, .keys = {1}};
+    open_world(&w, 0);
+    count_up(&w, 0);
+    ((float *)w.args[SOP_ATTENTION_SINKS].data)[0] = 100;
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        CHECK(out(&w, 0, 0) == 0 && near(w.lse[0], 100, 1e-5));
+        CHECK(near(w.lse[1], 100, 1e-5));
+    }
+    close_world(&w);
+}
+
+static void alibi_falls_with_the_distance_on_both_sides(void)
+{
+    struct world w = {.d = {.k = 8, .alibi = 1}, .queries = {3}, .keys = {3}};
+    open_world(&w, 0);
+    count_up(&w, 0);
+    ((float *)w.args[SOP_ATTENTION_SLOPES].data)[0] = 0.69314718f; /* a half for each key of it */
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        CHECK(near(out(&w, 0, 0), 1 / 1.75, 1e-6) && near(out(&w, 1, 0), 1, 1e-6));
+        CHECK(near(w.lse[1], 0.6931472, 1e-6));
+    }
+    close_world(&w);
+}
+
+static void a_boolean_mask_hides_keys_even_all_of_them(void)
+{
+    struct world w = {
+        .d = {.k = 8, .heads = 4, .mask_heads = 2, .mask_dtype = SOP_U8, .mask_head = 5},
+        .queries = {2},
+        .keys = {4}};
+    open_world(&w, 0);
+    count_up(&w, 0);
+    static const uint8_t mask[2][2][4] = {{{0, 1, 0, 255}, {0, 0, 0, 0}},
+                                          {{1, 1, 1, 1}, {0, 0, 2, 0}}};
+    for (int t = 0; t < 2; t++)
+        for (int h = 0; h < 2; h++)
+            memcpy((uint8_t *)w.args[SOP_ATTENTION_MASK].data + t * w.d.mask_stride + h * 5,
+                   mask[t][h], 4);
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        CHECK(near(out(&w, 0, 0), 2, 1e-6) && near(out(&w, 0, 1), 2, 1e-6));
+        CHECK(out(&w, 0, 2) == 0 && w.lse[2] == -INFINITY);
+        CHECK(near(out(&w, 1, 1), 1.5, 1e-6) && near(out(&w, 1, 3), 2, 1e-6));
+    }
+    close_world(&w);
+}
+
+static void a_mask_of_numbers_is_added_after_the_cap(void)
+{
+    struct world w = {.d = {.k = 8, .cap = 1, .mask_heads = 1}, .queries = {1}, .keys = {2}};
+    open_world(&w, 0);
+    count_up(&w, 1000);
+    for (int i = 0; i < 8; i++) w.q[i] = 1;
+    float *mask = w.args[SOP_ATTENTION_MASK].data;
+    mask[0] = 0;
+    mask[1] = 1.0986123f; /* three times the weight */
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        CHECK(near(out(&w, 0, 0), 0.75, 1e-6) && near(w.lse[0], 2.3862944, 1e-6));
+    }
+    close_world(&w);
+}
+
+static void cross_attention_sees_all_keys_whatever_their_number(void)
+{
+    struct world w = {.d = {.k = 8, .seqs = 3}, .queries = {3, 5, 2}, .keys = {130, 2, 1}};
+    open_world(&w, 2);
+    count_up(&w, 0);
+    EACH_ROW(row)
+    {
+        if (!run_world(&w, row)) continue;
+        for (int t = 0; t < 10; t++)
+            CHECK(near(out(&w, t, 0), t < 3 ? 64.5 : t < 8 ? 0.5 : 0, 1e-5));
+    }
+    close_world(&w);
+}
+
+static void pools_of_codes_are_read_by_the_scales_of_their_head(void)
+{
+    for (int32_t type = SOP_I8; type <= SOP_F8; type += SOP_F8 - SOP_I8) {
+        struct world w = {.d = {.k = 8, .heads = 2, .kv_dtype = type}, .queries = {1}, .keys = {2}};
+        open_world(&w, 0);
+        float *scales = w.args[SOP_ATTENTION_K_SCALES].data;
+        for (int g = 0; g < 2; g++) {
+            set_kv(&w, 0, 0, g, 0, 12);
+            set_kv(&w, 0, 1, g, g ? -10 : 10, -4);
+            scales[g] = 0.1f;
+        }
+        scales = w.args[SOP_ATTENTION_V_SCALES].data;
+        scales[0] = 0.5f, scales[1] = 2;
+        for (int i = 0; i < 16; i++) w.q[i] = 0.38841876f; /* 8 q / sqrt(8) = log 3 */
+        EACH_ROW(row)
+        {
+            if (!run_world(&w, row)) continue;
+            CHECK(near(out(&w, 0, 0), 0, 1e-5) && near(w.lse[0], 1.3862944, 1e-5));
+            CHECK(near(out(&w, 0, 1), 16, 1e-4));
+        }
+        close_world(&w);
+    }
+}
+
+static void masks_that_do_not_fit_are_refused(void)
+{
+    sop_attention_desc d = {.tokens = 1, .k = 8, .heads = 3, .mask_heads = 2};
+    sop_op_attention.complete(&d);
+    CHECK(sop_op_attention.check(&d) == SOP_E_SHAPE && strstr(sop_last_error(), "mask_heads=2"));
+    d.mask_heads = 3;
+    d.mask_dtype = SOP_I32;
+    CHECK(sop_op_attention.check(&d) == SOP_E_ARG && strstr(sop_last_error(), "mask must be"));
 }
 
 /* ---- pages ---- */
@@ -704,6 +842,14 @@ int main(void)
     RUN(the_cap_bounds_large_scores);
     RUN(a_query_head_reads_the_kv_head_of_its_group);
     RUN(heads_that_do_not_divide_are_refused);
+    RUN(a_sink_takes_its_share_and_has_no_value);
+    RUN(a_query_that_sees_nothing_has_its_sink);
+    RUN(alibi_falls_with_the_distance_on_both_sides);
+    RUN(a_boolean_mask_hides_keys_even_all_of_them);
+    RUN(a_mask_of_numbers_is_added_after_the_cap);
+    RUN(cross_attention_sees_all_keys_whatever_their_number);
+    RUN(pools_of_codes_are_read_by_the_scales_of_their_head);
+    RUN(masks_that_do_not_fit_are_refused);
     RUN(cached_and_new_keys_are_found_through_the_table);
     RUN(where_the_pages_lie_changes_no_bit);
     RUN(pages_past_two_to_the_31_elements_are_read);

@@ -1,4 +1,4 @@
-/* Few queries of long sequences, heads of 64 or 128: the bytes of the cache are all that counts. Keys and
+/* Few queries of long sequences, heads of 64 to 256: the bytes of the cache are all that counts. Keys and
  * values in 16-bit elements, sums in f32.
  *
  * The work is the list (query, KV head, unit of 16 keys), where each (query, head) counts `seg_cost`
@@ -6,13 +6,19 @@
  * serves any lengths. The 8 warps of a CTA take units in turn and merge in shared memory; per query head
  * the last CTA to arrive merges the partial results, in the order of the list.
  *
- * No shared memory in the main loop: 16-byte global loads already give mma.m16n8k16 fragments, because
+ * Keys and values need no shared memory: 16-byte global loads already give mma.m16n8k16 fragments, because
  * the order of d inside a dot product, and of d among output rows, is free. Up to 8 query heads of a
  * group are the n = 8 of both products (P^T by movmatrix):
  *     S^T[16 keys, 8 heads] = K Q^T,    O^T[d, 8 heads] += V^T P^T
  * Thread (g = lane / 4, t = lane % 4) holds
  *     K: keys g, g + 8;                      16-byte chunks t, t + 4, ...
- *     V: keys 2t, 2t + 1, 2t + 8, 2t + 9;    16-byte chunks g, g + 8 (g alone for heads of 64) */
+ *     V: keys 2t, 2t + 1, 2t + 8, 2t + 9;    16-byte chunks g, g + 8, ...
+ * of as many as fill all t, or all g; what is left of d comes in chunks of 8, then of 4 bytes, by the same
+ * rule: nothing is loaded or multiplied in vain.
+ *
+ * Heads up to 128 have two units in registers, one that is computed and one that is on its way. Of wider
+ * ones there is one: its keys are loaded anew as soon as the scores are there, its values as soon as the
+ * result is; queries are in shared memory, and the warps merge four at a time. */
 #ifndef OPS_ATTENTION_DECODE_SM80_CUH
 #define OPS_ATTENTION_DECODE_SM80_CUH
 
@@ -49,20 +55,32 @@ SOP_DEV void decode_segment_at(const int *prefix, int heads, int seg_cost, int u
     s->begin = max(u, s->first);
     s->end = min(u_end, s->last);
 }
-/* FIXED: nothing writes it while the kernel runs. */
-template <bool FIXED> SOP_DEV uint4 decode_load(const void *p, bool live)
+/* WORDS of 4 bytes from p; 0 when not live. FIXED: nothing writes them while the kernel runs. */
+#define DECODE_LOAD(CACHE, ...) \
+    if constexpr (WORDS == 4) \
+        asm volatile("ld.global" CACHE "L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" \
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) \
+                     : "l"(p) __VA_ARGS__); \
+    else if constexpr (WORDS == 2) \
+        asm volatile("ld.global" CACHE "L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" \
+                     : "=r"(x[0]), "=r"(x[1]) \
+                     : "l"(p) __VA_ARGS__); \
+    else \
+        asm volatile("ld.global" CACHE "L1::no_allocate.L2::128B.u32 %0, [%1];" \
+                     : "=r"(x[0]) \
+                     : "l"(p) __VA_ARGS__)
+template <bool FIXED, int WORDS>
+SOP_DEV void decode_load(uint32_t *to, const void *p, bool live)
 {
-    uint4 x = {0, 0, 0, 0};
-    if (live && FIXED)
-        asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "l"(p));
-    if (live && !FIXED)
-        asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "l"(p)
-                     : "memory");
-    return x;
+    uint32_t x[WORDS] = {};
+    if (live && FIXED) {
+        DECODE_LOAD(".nc.", );
+    }
+    if (live && !FIXED) {
+        DECODE_LOAD(".", : "memory");
+    }
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) to[i] = x[i];
 }
 #define DECODE_MMA(T, TYPE) \
     SOP_DEV void decode_mma(T, float(&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, \
@@ -81,9 +99,37 @@ SOP_DEV uint32_t decode_transpose(uint32_t x)
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
-SOP_DEV uint32_t decode_part(const uint4 &x, int i)
+/* WORDS of two elements of a query, rounded to T where it is in f32; 0 when not live. */
+template <typename T, int WORDS, typename QO>
+SOP_DEV void decode_query(uint32_t *to, const QO *from, bool live)
 {
-    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) to[i] = 0;
+    if (!live) return;
+    if constexpr (sizeof(QO) == 4) {
+#pragma unroll
+        for (int i = 0; i < WORDS; i += 2) {
+            const float4 x = *(const float4 *)(from + 2 * i);
+            to[i] = sop_pack<T>(x.x, x.y);
+            to[i + 1] = sop_pack<T>(x.z, x.w);
+        }
+    } else if constexpr (WORDS == 4) {
+        const uint4 x = *(const uint4 *)from;
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+    } else {
+        const uint2 x = *(const uint2 *)from;
+        to[0] = x.x, to[1] = x.y;
+    }
+}
+/* From shared memory, and again each time: it is not to be kept in registers. */
+SOP_DEV uint4 decode_again(const uint4 *p)
+{
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"((uint32_t)__cvta_generic_to_shared(p))
+                 : "memory");
+    return x;
 }
 SOP_DEV float decode_exp2(float x)
 {
@@ -93,19 +139,34 @@ SOP_DEV float decode_exp2(float x)
 }
 
 template <int HEAD> struct decode_regs {
-    enum { K = HEAD / 32, V = HEAD / 64 };
-    uint4 k[2][K], v[4][V];
+    enum { K = HEAD / 8, V = HEAD / 16 }; /* words of a key, of a value */
+    uint32_t k[2][K], v[4][V];
     int lo, hi; /* keys of the unit that count; hi 0: no unit */
+    int at;     /* its first key, from the query's position on */
 };
 
 /* What the warps of a CTA share. */
 template <int HEAD> struct decode_shared {
+    enum { WIDE = HEAD > 128, AT_ONCE = WIDE ? DECODE_WARPS / 2 : DECODE_WARPS };
     enum { MOST = DECODE_MOST_TOKENS, PITCH = HEAD + 4 };
+    uint4 q[WIDE ? HEAD / 32 : 1][WIDE ? 32 : 1];              /* 16-byte chunks of the lanes */
+    decode_segment seg[WIDE ? DECODE_WARPS : 1];               /* that a warp is at */
     int prefix[MOST + 1], warp_sum[DECODE_WARPS], start_token; /* costs of one head before a query */
     int seq_of[MOST], lo_of[MOST], hi_of[MOST];                /* the keys that each query sees */
     float m[DECODE_WARPS][DECODE_GROUP], l[DECODE_WARPS][DECODE_GROUP];
-    float o[DECODE_WARPS][DECODE_GROUP * PITCH];
+    float o[AT_ONCE][DECODE_GROUP * PITCH];
 };
+
+/* Where channel d of the result stands among the rows of the products: row g + 8 (e / (HEAD / 16)) of
+ * product e % (HEAD / 16), for element e of what the threads of g hold of a value. */
+template <int HEAD> SOP_DEV int decode_place(int d)
+{
+    enum { BY8 = HEAD / 64 * 64, BY4 = HEAD / 32 * 32 }; /* chunks of 8 channels end, of 4 */
+    int g = d % 64 / 8, e = d / 64 * 8 + d % 8;
+    if (HEAD % 64 && d >= BY8) g = (d - BY8) / 4, e = BY8 / 8 + d % 4;
+    if (HEAD % 32 && d >= BY4) g = (d - BY4) / 2, e = BY4 / 8 + d % 2;
+    return e % (HEAD / 16) * 16 + g + e / (HEAD / 16) * 8;
+}
 
 SOP_DEV int decode_heads(const decode_args &p)
 {
@@ -161,12 +222,16 @@ template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared
 }
 
 /* What follows the list, for a block of DECODE_WARPS. Q and O are T or float. FIXED: nothing writes keys
- * and values while the kernel runs. */
-template <typename T, typename QO, int HEAD, bool FIXED>
+ * and values while the kernel runs. ALIBI: causal only, so that the last key seen is at the query's
+ * position. */
+template <typename T, typename QO, int HEAD, bool FIXED, bool ALIBI>
 SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
 {
     enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP };
     enum { PITCH = decode_shared<HEAD>::PITCH };
+    enum { WIDE = decode_shared<HEAD>::WIDE, AT_ONCE = decode_shared<HEAD>::AT_ONCE };
+    /* two would do for cur = next to cost nothing; beside other code it must stay small */
+    enum { UNROLL = !FIXED || WIDE ? 1 : HEAD % 64 ? 2 : 4 };
     typedef decode_regs<HEAD> regs;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
@@ -183,16 +248,19 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         for (int e = tid; e < p.heads * HEAD; e += WARPS * 32)
             ((QO *)p.a.o)[i * p.o_stride + e / HEAD * p.o_head + e % HEAD] = sop_from_float<QO>(0);
         for (int h = tid; p.a.lse && h < p.heads; h += WARPS * 32)
-            p.a.lse[(int64_t)i * p.heads + h] = -INFINITY;
+            p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
     }
     if (u0 >= u1) return;
 
     /* the loads run two steps ahead of the arithmetic, across segments: page, then K and V */
-    decode_segment ahead, seg;
+    decode_segment ahead, narrow;
+    decode_segment &seg = WIDE ? sh.seg[warp] : narrow; /* rarely read: no place in full registers */
     ahead.token = seg.token = sh.start_token;
     decode_segment_at(prefix, n_heads, p.seg_cost, u0, u1, &ahead);
     int u = ahead.begin + warp, next_page = 0, next_at = 0, next_lo = 0, next_hi = 0, next_head = 0;
-    regs next, cur;
+    int next_from = 0;
+    regs next, other;
+    regs &cur = WIDE ? next : other;
     auto fetch_page = [&] {
         while (u >= ahead.end && ahead.end < u1) {
             decode_segment_at(prefix, n_heads, p.seg_cost, ahead.end, u1, &ahead);
@@ -207,77 +275,108 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
             next_lo = lo - key;
             next_hi = min(UNIT, hi_of[ahead.token] - key);
             next_head = ahead.head / p.parts;
+            next_from = key - (hi_of[ahead.token] - 1);
             u += WARPS;
         }
     };
-    auto fetch_kv = [&] {
+    auto fetch_k = [&] {
         next.lo = next_lo;
         next.hi = next_hi;
+        next.at = next_from;
         if (next_hi == 0) return;
         const T *k = (const T *)p.a.k_pool + next_page * p.kp_page + next_at * p.kp_token +
                      next_head * p.kp_head;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const bool live = g + 8 * r >= next_lo && g + 8 * r < next_hi;
+            const T *row = k + (g + 8 * r) * p.kp_token;
+#pragma unroll
+            for (int c = 0; c < HEAD / 32; c++)
+                decode_load<FIXED, 4>(next.k[r] + 4 * c, row + (t + 4 * c) * 8, live);
+            if (HEAD % 32)
+                decode_load<FIXED, 2>(next.k[r] + regs::K - 2, row + HEAD - 16 + 4 * t, live);
+        }
+    };
+    auto fetch_v = [&] {
+        if (next_hi == 0) return;
         const T *v = (const T *)p.a.v_pool + next_page * p.vp_page + next_at * p.vp_token +
                      next_head * p.vp_head;
 #pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int c = 0; c < regs::K; c++)
-                next.k[r][c] = decode_load<FIXED>(k + (g + 8 * r) * p.kp_token + (t + 4 * c) * 8,
-                                           g + 8 * r >= next_lo && g + 8 * r < next_hi);
-#pragma unroll
         for (int r = 0; r < 4; r++) {
+            enum { LEFT = HEAD / 64 * 64 };
             const int slot = 2 * t + r % 2 + r / 2 * 8;
+            const bool live = slot >= next_lo && slot < next_hi;
+            const T *row = v + slot * p.vp_token;
 #pragma unroll
-            for (int c = 0; c < regs::V; c++)
-                next.v[r][c] = decode_load<FIXED>(v + slot * p.vp_token + (g + 8 * c) * 8,
-                                           slot >= next_lo && slot < next_hi);
+            for (int c = 0; c < HEAD / 64; c++)
+                decode_load<FIXED, 4>(next.v[r] + 4 * c, row + (g + 8 * c) * 8, live);
+            if (HEAD % 64 >= 32)
+                decode_load<FIXED, 2>(next.v[r] + LEFT / 16, row + LEFT + 4 * g, live);
+            if (HEAD % 32)
+                decode_load<FIXED, 1>(next.v[r] + regs::V - 1, row + HEAD - 16 + 2 * g, live);
         }
     };
     fetch_page();
-    fetch_kv();
+    fetch_k();
+    fetch_v();
     fetch_page();
 
-    uint4 qf[regs::K];
-    auto next_segment =
-        [&](int at) { /* false: no unit left for this CTA */
-                      if (at >= u1) return false;
-                      decode_segment_at(prefix, n_heads, p.seg_cost, at, u1, &seg);
-                      if (seg.begin >= seg.end) return false;
-                      const int i = seg.head % p.parts * GROUP + g; /* of the group */
-                      const QO *q = (const QO *)p.a.q + seg.token * p.q_stride +
-                                    (seg.head / p.parts * p.group + i) * p.q_head;
+    uint32_t qf[regs::K];
+    auto fetch_q = [&] {
+        const int i = seg.head % p.parts * GROUP + g; /* of the group */
+        const bool live = i < p.group;
+        const QO *q = (const QO *)p.a.q + seg.token * p.q_stride +
+                      (seg.head / p.parts * p.group + i) * p.q_head;
+        if constexpr (WIDE) { /* a chunk of each lane's is a warp's work; HEAD / 32 <= WARPS */
+            uint32_t x[4];
+            if (warp >= HEAD / 32) return;
+            decode_query<T, 4>(x, q + (t + 4 * warp) * 8, live);
+            sh.q[warp][lane] = {x[0], x[1], x[2], x[3]};
+        } else {
 #pragma unroll
-                      for (int c = 0; c < regs::K; c++) {
-                          qf[c] = {0, 0, 0, 0};
-                          if (i >= p.group) continue;
-                          const QO *from = q + (t + 4 * c) * 8;
-                          if (sizeof(QO) == 2) {
-                              qf[c] = *(const uint4 *)from;
-                          } else {
-                              const float4 x = ((const float4 *)from)[0],
-                                           y = ((const float4 *)from)[1];
-                              qf[c] = {sop_pack<T>(x.x, x.y), sop_pack<T>(x.z, x.w),
-                                       sop_pack<T>(y.x, y.y), sop_pack<T>(y.z, y.w)};
-                          }
-                      }
-                      return true;
-        };
-    for (bool more = next_segment(u0); more;) {
+            for (int c = 0; c < HEAD / 32; c++)
+                decode_query<T, 4>(qf + 4 * c, q + (t + 4 * c) * 8, live);
+            if (HEAD % 32) decode_query<T, 2>(qf + regs::K - 2, q + HEAD - 16 + 4 * t, live);
+        }
+    };
+    float slope[2]; /* of heads 2t and 2t + 1 of the piece, in units of the scores */
+    auto next_segment = [&](int at) { /* false: no unit left for this CTA */
+        if (at >= u1) return false;
+        decode_segment_at(prefix, n_heads, p.seg_cost, at, u1, &seg);
+        if (seg.begin >= seg.end) return false;
+        for (int r = 0; ALIBI && r < 2; r++) {
+            const int i = seg.head % p.parts * GROUP + 2 * t + r;
+            slope[r] = i < p.group ? p.a.slopes[seg.head / p.parts * p.group + i] : 0;
+            slope[r] *= p.cap > 0 ? 1.44269504f : 1 / p.scale;
+        }
+        return true;
+    };
+    bool more = next_segment(u0);
+    if (more) fetch_q();
+    if (WIDE) __syncthreads();
+    while (more) {
         float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 
-#pragma unroll FIXED ? 4 : 1 /* beside other code it must stay small */
+#pragma unroll UNROLL
         for (int x = seg.begin + warp; x < seg.end; x += WARPS) {
-            cur = next;
-            fetch_kv();
-            fetch_page();
+            if constexpr (!WIDE) {
+                cur = next;
+                fetch_k();
+                fetch_v();
+                fetch_page();
+            }
+            const int lo = cur.lo, hi = cur.hi, at = cur.at;
             float s[4] = {}, s1[4] = {};
 #pragma unroll
-            for (int c = 0; c < regs::K; c++) {
-                decode_mma(T(), s, cur.k[0][c].x, cur.k[1][c].x, cur.k[0][c].y, cur.k[1][c].y,
-                           qf[c].x, qf[c].y);
-                decode_mma(T(), s1, cur.k[0][c].z, cur.k[1][c].z, cur.k[0][c].w, cur.k[1][c].w,
-                           qf[c].z, qf[c].w);
+            for (int i = 0; i < HEAD / 16; i++) {
+                if (WIDE && i % 2 == 0) {
+                    const uint4 y = decode_again(&sh.q[i / 2][lane]);
+                    qf[2 * i] = y.x, qf[2 * i + 1] = y.y, qf[2 * i + 2] = y.z, qf[2 * i + 3] = y.w;
+                }
+                decode_mma(T(), i % 2 ? s1 : s, cur.k[0][2 * i], cur.k[1][2 * i],
+                           cur.k[0][2 * i + 1], cur.k[1][2 * i + 1], qf[2 * i], qf[2 * i + 1]);
             }
+            if constexpr (WIDE) fetch_k();
             float alpha[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) { /* head 2t + r; keys g and g + 8 */
@@ -288,8 +387,12 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                     a = out - __fdividef(2 * out, decode_exp2(in * a) + 1);
                     b = out - __fdividef(2 * out, decode_exp2(in * b) + 1);
                 }
-                if (!(g >= cur.lo && g < cur.hi)) a = -INFINITY;
-                if (!(g + 8 >= cur.lo && g + 8 < cur.hi)) b = -INFINITY;
+                if (ALIBI) {
+                    a = fmaf(slope[r], (float)(at + g), a);
+                    b = fmaf(slope[r], (float)(at + g + 8), b);
+                }
+                if (!(g >= lo && g < hi)) a = -INFINITY;
+                if (!(g + 8 >= lo && g + 8 < hi)) b = -INFINITY;
                 float top = fmaxf(m[r], fmaxf(a, b));
                 for (int z = 4; z < 32; z *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, z));
                 alpha[r] = decode_exp2((m[r] - top) * k2);
@@ -306,26 +409,27 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
             }
             const uint32_t b0 = decode_transpose(sop_pack<T>(s[0], s[1]));
             const uint32_t b1 = decode_transpose(sop_pack<T>(s[2], s[3]));
-            /* rows of the product: d = 8g + j and, 64 or 4 further on, its partner; pairs of keys */
+            /* rows of a product: an element of g's value, and one HEAD / 16 further on; pairs of keys */
 #pragma unroll
-            for (int j = 0; j < HEAD / 16; j++) {
-                const uint32_t sel = j % 2 ? 0x7632 : 0x5410;
-                const int c1 = HEAD == 64 ? 0 : 1, j1 = HEAD == 64 ? j / 2 + 2 : j / 2;
-                decode_mma(
-                    T(), o[j],
-                    __byte_perm(decode_part(cur.v[0][0], j / 2), decode_part(cur.v[1][0], j / 2),
-                                sel),
-                    __byte_perm(decode_part(cur.v[0][c1], j1), decode_part(cur.v[1][c1], j1), sel),
-                    __byte_perm(decode_part(cur.v[2][0], j / 2), decode_part(cur.v[3][0], j / 2),
-                                sel),
-                    __byte_perm(decode_part(cur.v[2][c1], j1), decode_part(cur.v[3][c1], j1), sel),
-                    b0, b1);
+            for (int i = 0; i < HEAD / 16; i++) {
+                const int j = i + HEAD / 16, w = i / 2, w1 = j / 2;
+                const uint32_t sel = i % 2 ? 0x7632 : 0x5410, sel1 = j % 2 ? 0x7632 : 0x5410;
+                decode_mma(T(), o[i], __byte_perm(cur.v[0][w], cur.v[1][w], sel),
+                           __byte_perm(cur.v[0][w1], cur.v[1][w1], sel1),
+                           __byte_perm(cur.v[2][w], cur.v[3][w], sel),
+                           __byte_perm(cur.v[2][w1], cur.v[3][w1], sel1), b0, b1);
+            }
+            if constexpr (WIDE) {
+                fetch_v();
+                fetch_page();
             }
         }
 
         const decode_segment done = seg;
-        more = next_segment(seg.end); /* its queries come in under the merge */
-        /* 8 warps into one, by head and by j * 16 + g + 8 half: see the order of d above */
+        if (WIDE) __syncwarp(); /* all lanes have read it */
+        more = next_segment(done.end);
+        if (!WIDE && more) fetch_q(); /* they come in under the merge */
+        /* 8 warps into one, by head and by row of the products */
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             for (int z = 4; z < 32; z *= 2) l[r] += __shfl_xor_sync(~0u, l[r], z);
@@ -335,29 +439,36 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
             }
         }
         __syncthreads();
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float top = -INFINITY;
-            for (int w = 0; w < WARPS; w++) top = fmaxf(top, sm_m[w][2 * t + r]);
-            const float f = decode_exp2((m[r] - top) * k2);
-#pragma unroll
-            for (int j = 0; j < HEAD / 16; j++) {
-                sm_o[warp][(2 * t + r) * PITCH + j * 16 + g] = o[j][r] * f;
-                sm_o[warp][(2 * t + r) * PITCH + j * 16 + g + 8] = o[j][2 + r] * f;
-            }
-        }
-        __syncthreads();
-        /* thread: head `warp` of the piece, D channels from D * lane on */
-        enum { D = HEAD / 32 };
+        if (WIDE && more) fetch_q(); /* no warp needs the last ones */
+        /* thread: head `warp` of the piece, D channels: side by side, or every 32nd */
+        enum { D = (HEAD + 31) / 32 };
+        auto channel = [&](int i) { return HEAD % 32 ? lane + 32 * i : lane * D + i; };
         float top = -INFINITY, den = 0, y[D] = {};
-        for (int w = 0; w < WARPS; w++) top = fmaxf(top, sm_m[w][warp]);
-        for (int w = 0; w < WARPS; w++) {
-            den += sm_l[w][warp] * decode_exp2((sm_m[w][warp] - top) * k2);
+#pragma unroll 1
+        for (int from = 0; from < WARPS; from += AT_ONCE) {
+            if (from) __syncthreads();
 #pragma unroll
-            for (int i = 0; i < D; i++) {
-                const int d = lane * D + i, j = HEAD == 64 ? d % 4 : d % 8;
-                const int half = HEAD == 64 ? d / 4 % 2 : d / 64;
-                y[i] += sm_o[w][warp * PITCH + j * 16 + d % 64 / 8 + 8 * half];
+            for (int r = 0; r < 2 && warp / AT_ONCE * AT_ONCE == from; r++) {
+                float *to = sm_o[warp - from] + (2 * t + r) * PITCH;
+                float most = -INFINITY;
+                for (int w = 0; w < WARPS; w++) most = fmaxf(most, sm_m[w][2 * t + r]);
+                const float f = decode_exp2((m[r] - most) * k2);
+#pragma unroll
+                for (int j = 0; j < HEAD / 16; j++) {
+                    to[j * 16 + g] = o[j][r] * f;
+                    to[j * 16 + g + 8] = o[j][2 + r] * f;
+                }
+            }
+            __syncthreads();
+            if (from == 0)
+                for (int w = 0; w < WARPS; w++) top = fmaxf(top, sm_m[w][warp]);
+#pragma unroll WIDE ? 1 : AT_ONCE
+            for (int w = from; w < from + AT_ONCE; w++) {
+                den += sm_l[w][warp] * decode_exp2((sm_m[w][warp] - top) * k2);
+#pragma unroll
+                for (int i = 0; i < D; i++)
+                    if (HEAD % 32 == 0 || channel(i) < HEAD)
+                        y[i] += sm_o[w - from][warp * PITCH + decode_place<HEAD>(channel(i))];
             }
         }
         const int first = done.first / share, last = (done.last - 1) / share;
@@ -365,7 +476,8 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         if (!write) {
             const int64_t slot = ((int64_t)blockIdx.x * 2 + (done.first >= u0)) * GROUP + warp;
 #pragma unroll
-            for (int i = 0; i < D; i++) p.part_o[slot * HEAD + lane * D + i] = y[i];
+            for (int i = 0; i < D; i++)
+                if (HEAD % 32 == 0 || channel(i) < HEAD) p.part_o[slot * HEAD + channel(i)] = y[i];
             if (lane == 0) p.part_ml[slot] = make_float2(top, den);
             __threadfence();
             __syncwarp();
@@ -399,10 +511,12 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                     for (int e = 0; e < D; e++) y[e] *= before_f;
 #pragma unroll 4
                     for (int i = 0; i < min(n - from, 32); i++) {
-                        const float *o_of = p.part_o + slot_of(from + i) * HEAD + lane * D;
+                        const float *o_of = p.part_o + slot_of(from + i) * HEAD;
                         const float by = __shfl_sync(~0u, f, i);
 #pragma unroll
-                        for (int e = 0; e < D; e++) y[e] += __ldcg(o_of + e) * by;
+                        for (int e = 0; e < D; e++)
+                            if (HEAD % 32 == 0 || channel(e) < HEAD)
+                                y[e] += __ldcg(o_of + channel(e)) * by;
                     }
                     top = up;
                 }
@@ -411,25 +525,35 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         const int in_group = done.head % p.parts * GROUP + warp;
         if (write && in_group < p.group) {
             const int head = done.head / p.parts * p.group + in_group;
-            QO *to = (QO *)p.a.o + done.token * p.o_stride + head * p.o_head + lane * D;
+            QO *to = (QO *)p.a.o + done.token * p.o_stride + head * p.o_head;
+            float base = top * k2;
+            if (p.a.sinks) { /* one key more, whose value is 0 */
+                const float sink = p.a.sinks[head] * 1.44269504f, up = fmaxf(base, sink);
+                const float keep = decode_exp2(base - up);
+                den = den * keep + decode_exp2(sink - up);
 #pragma unroll
-            for (int i = 0; i < D; i++) to[i] = sop_from_float<QO>(y[i] / den);
+                for (int i = 0; i < D; i++) y[i] *= keep;
+                base = up;
+            }
+#pragma unroll
+            for (int i = 0; i < D; i++)
+                if (HEAD % 32 == 0 || channel(i) < HEAD)
+                    to[channel(i)] = sop_from_float<QO>(y[i] / den);
             if (p.a.lse && lane == 0)
-                p.a.lse[(int64_t)done.token * p.heads + head] =
-                    (top * k2 + log2f(den)) * 0.693147181f;
+                p.a.lse[(int64_t)done.token * p.heads + head] = (base + log2f(den)) * 0.693147181f;
         }
         __syncthreads(); /* sm_* are free */
     }
 }
 
-template <typename T, typename QO, int HEAD>
+template <typename T, typename QO, int HEAD, bool ALIBI>
 static __global__ __launch_bounds__(DECODE_WARPS * 32,
                                     1) void sop_decode_sm80(const __grid_constant__ decode_args p)
 {
     __shared__ decode_shared<HEAD> sh;
     sop_begin();
     decode_list(p, sh);
-    decode_body<T, QO, HEAD, true>(p, sh);
+    decode_body<T, QO, HEAD, true, ALIBI>(p, sh);
 }
 
 #endif

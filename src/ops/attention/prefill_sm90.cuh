@@ -119,7 +119,7 @@ static __global__ void sop_round_q(const float *q, int64_t q_stride, int64_t q_h
 
 /* Items run over heads inside tiles inside sections of `section` heads; the K and V of a section
  * should fit in L2. O is T or float. */
-template <typename T, typename O, int HEAD>
+template <typename T, typename O, int HEAD, bool ALIBI>
 static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
     const __grid_constant__ prefill_maps maps, const __grid_constant__ prefill_args p)
 {
@@ -273,6 +273,13 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                              for (int i = 0; i < 64; i++)
                                  s[i] = out - __fdividef(2 * out, exp2_fast(in * s[i]) + 1);
         };
+        float slope = 0; /* of the head, in units of s */
+        auto lean = [&](int at, int j0) { /* by alibi; at and j0 as in mask() */
+            const float to = (float)(at + c * 64 + warp * 16 + lane / 4 - j0 - lane % 4 * 2);
+#pragma unroll
+            for (int i = 0; i < 64; i++)
+                s[i] = fmaf(-slope, fabsf(to + (float)((i & 2) * 4 - i / 4 * 8 - (i & 1))), s[i]);
+        };
         /* what a query at position `at` + row does not see in the tile that begins at key j0 */
         auto mask = [&](int at, int keys, int j0) {
 #pragma unroll
@@ -335,11 +342,20 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
             for (int r = 0; r < 2; r++) {
                 l[r] += __shfl_xor_sync(~0u, l[r], 1);
                 l[r] += __shfl_xor_sync(~0u, l[r], 2);
-                inv[r] = l[r] > 0 ? 1 / l[r] : 0;
+                float base = m[r] * k2, keep = 1;
+                if (p.a.sinks) { /* one key more, whose value is 0 */
+                    const float sink = p.a.sinks[head] * 1.44269504f, up = fmaxf(base, sink);
+                    if (up > -INFINITY) {
+                        keep = exp2_fast(base - up);
+                        l[r] = fmaf(l[r], keep, exp2_fast(sink - up));
+                        base = up;
+                    }
+                }
+                inv[r] = l[r] > 0 ? keep / l[r] : 0;
                 const int row = c * 64 + warp * 16 + lane / 4 + 8 * r;
                 if (p.a.lse && lane % 4 == 0 && row < rows)
                     p.a.lse[(int64_t)(row0 + row) * p.heads + head] =
-                        l[r] > 0 ? (m[r] * k2 + log2f(l[r])) * 0.693147181f : -INFINITY;
+                        l[r] > 0 ? (base + log2f(l[r])) * 0.693147181f : -INFINITY;
                 if constexpr (sizeof(O) == 4) {
                     if (row >= rows) continue;
                     float *o = (float *)p.a.o + (row0 + row) * p.o_stride + head * p.o_head;
@@ -393,6 +409,7 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
             row0 = item[qs].row0;
             rows = item[qs].rows;
             head = item[qs].heads;
+            if (ALIBI) slope = p.a.slopes[head] * (p.cap > 0 ? 1.44269504f : 1 / p.scale);
             const int off = item[qs].off, keys = item[qs].keys, high = item[qs].high;
             /* from this tile on down every query sees all, until the window's end */
             const int whole = max(p.causal ? (off + 1) / TILE : keys / TILE, 0);
@@ -402,6 +419,7 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
             release(k_empty + 8 * (kv % STAGES));
             if (n_kv == 1) release(q_empty + 8 * qs);
             if (p.cap > 0) squeeze();
+            if (ALIBI) lean(off, high * TILE);
             mask(off, keys, high * TILE);
             softmax(alpha, true);
             pack_p();
@@ -414,6 +432,7 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                 release(k_empty + 8 * ((kv + j) % STAGES));
                 if (j == n_kv - 1) release(q_empty + 8 * qs);
                 if (p.cap > 0) squeeze();
+                if (ALIBI) lean(off, (high - j) * TILE);
                 if (high - j >= whole || high - j < until) mask(off, keys, (high - j) * TILE);
                 softmax(alpha, false);
                 wgmma_wait<0>();

@@ -105,6 +105,23 @@ SOP_DEV void sop_store_any(void *p, int32_t dtype, int64_t i, float x)
     }
 }
 
+/* e4m3 without infinities, as in core/f16.h. */
+SOP_DEV float sop_f8_to_float(uint8_t b)
+{
+    const float x = __uint_as_float((uint32_t)(b & 0x7f) << 20) * 0x1p120f;
+    return (b & 0x7f) == 0x7f ? __uint_as_float(0x7fc00000) : b & 0x80 ? -x : x;
+}
+SOP_DEV uint8_t sop_float_to_f8(float f)
+{
+    uint32_t x = __float_as_uint(f);
+    const uint32_t sign = x >> 24 & 0x80;
+    x &= 0x7fffffffu;
+    if (x > 0x7f800000u) return (uint8_t)(sign | 0x7f);
+    if (x >= 0x43e00000u) return (uint8_t)(sign | 0x7e);
+    if (x < 0x3c800000u) return (uint8_t)(sign | (uint32_t)rintf(fabsf(f) * 0x1p9f));
+    return (uint8_t)(sign | (((x + 0x7ffffu + (x >> 20 & 1u)) >> 20) - 960));
+}
+
 /* Live rows: what the operand says, at most most; all without one. */
 SOP_DEV int64_t sop_live_rows(const int32_t *live, int64_t most)
 {

@@ -34,6 +34,8 @@ static const sop_role roles[SOP_KV_APPEND_ROLES] = {
     [SOP_KV_APPEND_K] = {"k", SOP_ROLE_IN, -1},
     [SOP_KV_APPEND_V] = {"v", SOP_ROLE_IN, -1},
     [SOP_KV_APPEND_SLOTS] = {"slots", SOP_ROLE_INDEX, -1},
+    [SOP_KV_APPEND_K_SCALES] = {"k_scales", SOP_ROLE_OPTIONAL, -1},
+    [SOP_KV_APPEND_V_SCALES] = {"v_scales", SOP_ROLE_OPTIONAL, -1},
     [SOP_KV_APPEND_LIVE] = {"live", SOP_ROLE_LIVE | SOP_ROLE_OPTIONAL, -1},
     [SOP_KV_APPEND_K_POOL] = {"k_pool", SOP_ROLE_OUT | SOP_ROLE_PARTIAL, -1},
     [SOP_KV_APPEND_V_POOL] = {"v_pool", SOP_ROLE_OUT | SOP_ROLE_PARTIAL, -1},
@@ -67,8 +69,9 @@ static sop_status check(const void *desc)
         return sop_fail(SOP_E_SHAPE,
                         "kv_append: pages=%lld page=%lld, must be >= 0, 1, their product < 2^31",
                         (long long)d->pages, (long long)d->page);
-    if (sop_unit(d->x_dtype) == 0 || sop_unit(d->kv_dtype) == 0)
-        return sop_fail(SOP_E_ARG, "kv_append: x and kv must be f32, f16 or bf16");
+    if (sop_unit(d->x_dtype) == 0 || (sop_unit(d->kv_dtype) == 0 && !sop_is_code(d->kv_dtype)))
+        return sop_fail(SOP_E_ARG,
+                        "kv_append: x must be f32, f16 or bf16, kv one of them, i8 or f8");
     return SOP_OK;
 }
 
@@ -98,6 +101,10 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
         sop_view3(out, d->x_dtype, d->tokens, d->heads, d->v, d->v_stride, d->v_head);
         break;
     case SOP_KV_APPEND_SLOTS: sop_view1(out, SOP_I32, d->tokens); break;
+    case SOP_KV_APPEND_K_SCALES:
+    case SOP_KV_APPEND_V_SCALES:
+        if (sop_is_code(d->kv_dtype)) sop_view1(out, SOP_F32, d->heads);
+        break;
     case SOP_KV_APPEND_LIVE: sop_view1(out, SOP_I32, 1); break;
     case SOP_KV_APPEND_K_POOL:
         sop_view_pool(out, d->kv_dtype, (const int64_t[]){d->pages, d->page, d->heads, d->k},
@@ -133,6 +140,10 @@ static void fill(const void *desc, uint64_t seed, int64_t live, const sop_operan
         slots[t] = (int32_t)(r == 0 || t >= n ? -1 : r == 1 ? n + t : at);
         if (n) at = (at + step) % n;
     }
+    for (int64_t h = 0; sop_is_code(d->kv_dtype) && h < d->heads; h++) {
+        ((float *)args[SOP_KV_APPEND_K_SCALES].data)[h] = 0.013f * (float)(1 + h % 3);
+        ((float *)args[SOP_KV_APPEND_V_SCALES].data)[h] = 0.017f * (float)(1 + h % 5);
+    }
     if (live >= 0) *(int32_t *)args[SOP_KV_APPEND_LIVE].data = (int32_t)live;
 }
 
@@ -153,7 +164,7 @@ static const char *takes_all(const void *desc)
 static const char *takes_f32(const void *desc)
 {
     const sop_kv_append_desc *d = desc;
-    return d->x_dtype ? "x is not f32" : NULL;
+    return d->x_dtype ? "x is not f32" : sop_is_code(d->kv_dtype) ? "the pools hold codes" : NULL;
 }
 
 /* clang-format off */
@@ -186,6 +197,9 @@ static const char *const cases[] = {
     "tokens=9 heads=3 k=24 v=40 x=bf16 kv=f32 k_stride=80 v_stride=128 page=5",
     "tokens=5 heads=1 k=256 kv=f16", /* gemma3 270M */
     "tokens=5 heads=2 k=16 x=f16 kv=f32",
+    "tokens=17 heads=2 k=23 kv=i8 page=16",
+    "tokens=17 heads=3 k=64 v=40 kv=f8 page=16 x=bf16 vp_page=2000 k_stride=200",
+    "tokens=5 k=8 kv=i8 x=f16",
     "tokens=9 heads=2 k=16 pages=1 page=4", /* a pool that is too small */
     NULL,
 };

@@ -13,6 +13,12 @@ sop_status sop_kv_append_wide_sm80(const sop_call *call);
 sop_status sop_kv_append_c(const sop_call *call);        /* kv_append_c.c */
 sop_status sop_kv_append_f32_avx2(const sop_call *call); /* kv_append_avx2.c */
 
+/* Whether pools of this type hold codes, which their scales make numbers. */
+static inline int sop_is_code(int32_t dtype)
+{
+    return dtype == SOP_I8 || dtype == SOP_F8;
+}
+
 /* A pool's view: shape [pages, page, heads, channels]. */
 void sop_view_pool(sop_tensor *out, int32_t dtype, const int64_t shape[4], int64_t page_stride,
                    int64_t token_stride, int64_t head_stride);

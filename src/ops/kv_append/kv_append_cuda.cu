@@ -14,5 +14,7 @@ sop_status sop_kv_append_cuda(const sop_call *call)
                       call->args[SOP_KV_APPEND_V].data,
                       (const int32_t *)call->args[SOP_KV_APPEND_SLOTS].data,
                       (const int32_t *)call->args[SOP_KV_APPEND_LIVE].data,
+                      (const float *)call->args[SOP_KV_APPEND_K_SCALES].data,
+                      (const float *)call->args[SOP_KV_APPEND_V_SCALES].data,
                       call->args[SOP_KV_APPEND_K_POOL].data, call->args[SOP_KV_APPEND_V_POOL].data);
 }

@@ -106,11 +106,41 @@ static void pages_past_two_to_the_31_elements_are_reached(void)
     (void)munmap(k, bytes);
 }
 
+static void codes_are_rounded_and_stop_at_their_ends(void)
+{
+    float x[] = {0.5f, 0.75f, -0.25f, 1e6f, -1e6f, 1.1f}, scale = 0.5f;
+    static const int8_t i8[] = {1, 2, 0, 127, -127, 2};
+    static const uint8_t f8[] = {0x38, 0x3c, 0xb0, 0x7e, 0xfe, 0x41};
+    const int32_t slots[] = {0};
+    EACH_ROW(row)
+    {
+        uint8_t k[6], v[6];
+        sop_kv_append_desc d = {.tokens = 1, .k = 6, .pages = 1, .page = 1, .kv_dtype = SOP_I8};
+        sop_operand args[SOP_KV_APPEND_ROLES] = {
+            [SOP_KV_APPEND_K] = {x, 0},
+            [SOP_KV_APPEND_V] = {x, 0},
+            [SOP_KV_APPEND_K_SCALES] = {&scale, 0},
+            [SOP_KV_APPEND_V_SCALES] = {&scale, 0},
+            [SOP_KV_APPEND_SLOTS] = {(void *)(uintptr_t)slots, 0},
+            [SOP_KV_APPEND_K_POOL] = {k, 0},
+            [SOP_KV_APPEND_V_POOL] = {v, 0},
+        };
+        sop_op_kv_append.complete(&d);
+        if (!row_takes(row, &d)) continue;
+        CHECK(run_row(&sop_op_kv_append, row, &d, args, 1) == SOP_OK);
+        CHECK(memcmp(k, i8, 6) == 0 && memcmp(v, i8, 6) == 0);
+        d.kv_dtype = SOP_F8;
+        CHECK(run_row(&sop_op_kv_append, row, &d, args, 1) == SOP_OK);
+        CHECK(memcmp(k, f8, 6) == 0 && memcmp(v, f8, 6) == 0);
+    }
+}
+
 int main(void)
 {
     RUN(negative_slots_and_slots_beyond_the_pool_write_nothing);
     RUN(rows_of_92_bytes_come_back_as_they_went_in);
     RUN(a_nan_stays_one_in_every_type);
     RUN(pages_past_two_to_the_31_elements_are_reached);
+    RUN(codes_are_rounded_and_stop_at_their_ends);
     return test_report();
 }

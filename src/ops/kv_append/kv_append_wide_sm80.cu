@@ -10,6 +10,7 @@ extern "C" const char *sop_kv_append_wide_refuse(const void *desc)
     const int64_t strides[] = {d->k_stride, d->k_head,   d->v_stride, d->v_head,
                                d->kp_page,  d->kp_token, d->kp_head,  d->vp_page,
                                d->vp_token, d->vp_head,  d->v};
+    if (sop_is_code(d->kv_dtype)) return "the pools hold codes";
     if (d->heads * (d->k + d->v) > INT32_MAX / 2) return "rows are over 2^30 long";
     return sop_wide_refuse(d->x_dtype == SOP_F32 ? d->kv_dtype : d->x_dtype, d->k, strides, 11);
 }

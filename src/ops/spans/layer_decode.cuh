@@ -461,7 +461,7 @@ static __global__ __launch_bounds__(LAYER_THREADS, 1) void sop_layer_decode_sm90
             layer_prefetch(p.weight[3].w[0], bytes, LAYER_L2);
         layer_wait(p.met, ++meetings * grid);
         if (product > 0) continue;
-        decode_body<T, T, HEAD, false>(p.attention, sh);
+        decode_body<T, T, HEAD, false, false>(p.attention, sh);
         layer_arrive(p.met);
         layer_wait(p.met, ++meetings * grid);
     }
