@@ -37,6 +37,7 @@ static sop_status size_scratch(sop_super *s)
                                      SOP_ROW_FLASH | SOP_ROW_TILED, SOP_ROW_FLASH | SOP_ROW_RING,
                                      SOP_ROW_FLASH | SOP_ROW_TILED | SOP_ROW_RING};
     const sop_super_facts *f = &s->facts;
+    s->bound |= SOP_CHOOSE_PREPARE; /* now or never: no step waits for a library */
     for (int32_t tokens = 1;; tokens = 2 * tokens < f->max_tokens ? 2 * tokens : f->max_tokens) {
         const int32_t most = tokens < f->max_seqs ? tokens : f->max_seqs;
         for (int32_t seqs = 1; seqs <= most; seqs = seqs == most ? most + 1 : most)
@@ -51,6 +52,7 @@ static sop_status size_scratch(sop_super *s)
             }
         if (tokens == f->max_tokens) break;
     }
+    s->bound &= ~(uint32_t)SOP_CHOOSE_PREPARE;
     s->scratch_bytes = (s->scratch_bytes + 63) & ~(size_t)63;
     return SOP_OK;
 }
