@@ -37,7 +37,6 @@ static sop_status size_scratch(sop_super *s)
                                      SOP_ROW_FLASH | SOP_ROW_TILED, SOP_ROW_FLASH | SOP_ROW_RING,
                                      SOP_ROW_FLASH | SOP_ROW_TILED | SOP_ROW_RING};
     const sop_super_facts *f = &s->facts;
-    s->bound |= SOP_CHOOSE_PREPARE; /* now or never: no step waits for a library */
     for (int32_t tokens = 1;; tokens = 2 * tokens < f->max_tokens ? 2 * tokens : f->max_tokens) {
         const int32_t most = tokens < f->max_seqs ? tokens : f->max_seqs;
         for (int32_t seqs = 1; seqs <= most; seqs = seqs == most ? most + 1 : most)
@@ -52,7 +51,6 @@ static sop_status size_scratch(sop_super *s)
             }
         if (tokens == f->max_tokens) break;
     }
-    s->bound &= ~(uint32_t)SOP_CHOOSE_PREPARE;
     s->scratch_bytes = (s->scratch_bytes + 63) & ~(size_t)63;
     return SOP_OK;
 }
@@ -90,6 +88,7 @@ static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
                                  .vocab = p->vocab,
                                  .n_modules = p->n_modules};
     s->bound = s->config.numerics == SOP_NUMERICS_INVARIANT ? SOP_CHOOSE_INVARIANT : 0;
+    s->bound |= SOP_CHOOSE_PREPARE; /* until create() ends: no step waits for a library */
     s->mark = &s->no_mark;
     s->use_graphs = s->device->ops->kind != SOP_DEVICE_CPU;
     s->buffer_at = calloc((size_t)p->n_buffers + 1, sizeof *s->buffer_at);
@@ -171,6 +170,7 @@ static sop_status create(const sop_super_spec *spec, bool dry, sop_super **out)
     sop_status status = layout(s, spec, dry);
     if (status == SOP_OK && !dry) status = reserve(s);
     if (status == SOP_OK && !dry && s->use_graphs) status = warm(s);
+    s->bound &= ~(uint32_t)SOP_CHOOSE_PREPARE;
     if (status != SOP_OK) {
         sop_super_destroy(s);
         return status;
