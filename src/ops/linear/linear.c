@@ -192,6 +192,10 @@ static const sop_row rows[] = {
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_cublaslt_refuse,
      .plan = sop_linear_cublaslt_plan, .prepare = sop_linear_cublaslt_prepare,
      .release = sop_linear_cublaslt_release, .run = sop_linear_cublaslt},
+#ifdef SOP_CUTLASS
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_cutlass", "cutlass", SOP_CUDA_SM80, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_cutlass_refuse, .run = sop_linear_cutlass},
+#endif
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .layout = SOP_LAYOUT_PLAIN, .refuse = takes_all, .run = sop_linear_cuda},
 #endif

@@ -52,5 +52,7 @@ sop_status sop_linear_cublaslt_plan(const void *desc, const int32_t *params, con
 sop_status sop_linear_cublaslt_prepare(const void *desc, sop_device *device, void **state);
 void sop_linear_cublaslt_release(void *state);
 sop_status sop_linear_cublaslt(const sop_call *call);
+const char *sop_linear_cutlass_refuse(const void *desc); /* linear_cutlass.cu */
+sop_status sop_linear_cutlass(const sop_call *call);
 
 #endif
