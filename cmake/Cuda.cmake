@@ -32,3 +32,15 @@ set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO -g) # in front of it stands -O3
 # stubs of kernels have a guarded static, but launch.cuh does not run them.
 list(REMOVE_ITEM CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES stdc++)
 list(REMOVE_ITEM CMAKE_CUDA_HOST_IMPLICIT_LINK_LIBRARIES stdc++)
+
+# The headers of CUTLASS, for its rows; without them these are left out.
+if(NOT DEFINED SOP_CUTLASS OR (SOP_CUTLASS AND NOT EXISTS ${SOP_CUTLASS}))
+  execute_process(COMMAND ${CMAKE_SOURCE_DIR}/tools/cuda.sh cutlass OUTPUT_VARIABLE found
+    ERROR_VARIABLE why OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_STRIP_TRAILING_WHITESPACE)
+  set(SOP_CUTLASS "${found}" CACHE PATH "Folder of CUTLASS's headers; empty: no rows of it" FORCE)
+  if(NOT found)
+    message(STATUS "Without the rows of CUTLASS: ${why}")
+  endif()
+endif()
+# Its headers throw where they are not used; what the compiler keeps of them throws nothing.
+set(SOP_FLAGS_CUTLASS --expt-relaxed-constexpr -Xcompiler=-fexceptions -I${SOP_CUTLASS})

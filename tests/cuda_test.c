@@ -82,6 +82,67 @@ static void a_recorded_call_runs_on_what_its_operands_hold_then(void)
     sop_planner_destroy(planner);
 }
 
+/* Live rows of ones times ones, by cuBLASLt: eagerly, then as a graph of its own. */
+static void a_product_of_a_library_runs_recorded_as_it_does_eagerly(void)
+{
+    enum { M = 40, LIVE = 17, WIDTH = 64, K = 136 };
+    static const char *const others[] = {"linear_skinny_sm90", "linear_gemm_sm90"};
+    const sop_linear_desc desc = {.tokens = M,
+                                  .k = K,
+                                  .n = {WIDTH},
+                                  .w_dtype = {SOP_BF16},
+                                  .x_dtype = SOP_BF16,
+                                  .y_dtype = SOP_F32};
+    const size_t x_bytes = M * K * 2, w_bytes = WIDTH * K * 2, y_bytes = M * WIDTH * 4;
+    const size_t bytes = x_bytes + w_bytes + y_bytes + 64;
+    sop_planner *planner;
+    sop_plan *plan;
+    sop_queue *q;
+    sop_graph *g;
+    char *memory, *scratch;
+    CHECK(sop_planner_create(card, "", &planner) == SOP_OK);
+    for (int i = 0; i < 2; i++)
+        CHECK(sop_planner_quarantine(planner, others[i], "the test leaves it out") == SOP_OK);
+    CHECK(sop_plan_linear(planner, &desc, &plan) == SOP_OK);
+    if (strcmp(sop_plan_variant(plan), "linear_cublaslt") != 0) {
+        SKIP("a library's product", "linear_cublaslt was not chosen");
+        sop_plan_destroy(plan);
+        sop_planner_destroy(planner);
+        return;
+    }
+    char *host = malloc(bytes);
+    for (size_t i = 0; i < x_bytes + w_bytes; i += 2) memcpy(host + i, "\x80\x3f", 2); /* 1 */
+    *(int32_t *)(host + bytes - 64) = LIVE;
+    CHECK(card->ops->queue_create(card, &q) == SOP_OK);
+    CHECK(card->ops->reserve(card, bytes, (void **)&memory) == SOP_OK);
+    CHECK(card->ops->reserve(card, sop_plan_scratch(plan), (void **)&scratch) == SOP_OK);
+    const sop_operand args[SOP_LINEAR_ROLES] = {
+        [SOP_LINEAR_X] = {memory, x_bytes},
+        [SOP_LINEAR_W0] = {memory + x_bytes, w_bytes},
+        [SOP_LINEAR_LIVE] = {memory + bytes - 64, 4},
+        [SOP_LINEAR_Y] = {memory + x_bytes + w_bytes, y_bytes}};
+    CHECK(card->ops->record_begin(q) == SOP_OK);
+    CHECK(sop_plan_run(plan, q, args, scratch) == SOP_OK);
+    CHECK(card->ops->record_end(q, &g) == SOP_OK);
+    for (int recorded = 0; recorded < 2; recorded++) {
+        float *y = (float *)(host + x_bytes + w_bytes);
+        for (int i = 0; i < M * WIDTH; i++) y[i] = -1;
+        CHECK(card->ops->copy(q, memory, host, bytes, SOP_COPY_IN) == SOP_OK);
+        CHECK((recorded ? card->ops->replay(q, g) : sop_plan_run(plan, q, args, scratch)) ==
+              SOP_OK);
+        CHECK(card->ops->copy(q, y, args[SOP_LINEAR_Y].data, y_bytes, SOP_COPY_OUT) == SOP_OK);
+        CHECK(card->ops->wait(q) == SOP_OK);
+        for (int i = 0; i < M * WIDTH; i++) CHECK(y[i] == (i < LIVE * WIDTH ? (float)K : -1.0f));
+    }
+    free(host);
+    card->ops->graph_destroy(g);
+    card->ops->queue_destroy(q);
+    card->ops->release(card, memory, bytes);
+    card->ops->release(card, scratch, sop_plan_scratch(plan));
+    sop_plan_destroy(plan);
+    sop_planner_destroy(planner);
+}
+
 /* ---- models ---- */
 
 enum { N = 24 }; /* ids of a reference */
@@ -377,6 +438,7 @@ int main(void)
     RUN(memory_is_zeroed_and_copies_come_back);
     RUN(what_does_not_fit_is_refused_with_the_numbers);
     RUN(a_recorded_call_runs_on_what_its_operands_hold_then);
+    RUN(a_product_of_a_library_runs_recorded_as_it_does_eagerly);
     RUN(exact_numerics_agree_with_transformers_node_by_node);
     RUN(exact_numerics_agree_with_transformers_as_graphs);
     RUN(fast_numerics_stay_near);

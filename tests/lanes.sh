@@ -100,7 +100,7 @@ lane_models() { # real models, right to the token; a model that cannot be pulled
 lane_readme() { make -s && tests/readme.sh; }
 
 # The seconds that each takes on two cores, from nothing.
-lanes="format:5 layers:1 headers:15 dev:120 tidy:60 clang:40 install:50 models:240 readme:20 cuda:240 asan:240 tsan:120 fuzz:120"
+lanes="format:5 layers:1 headers:15 dev:120 tidy:60 clang:40 install:50 models:240 readme:20 cuda:270 asan:240 tsan:120 fuzz:120"
 
 passed=0 failed=0 skipped=0
 finish() { # LANE SECONDS LINE

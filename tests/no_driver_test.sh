@@ -16,8 +16,9 @@ check "a model runs on the CPU" "$superop" run -m "$tiny" --raw -p "the dog" -n 
 card_of() { "$superop" ops linear | grep -q "^ *$1 .* needs $2"; }
 check "ops says which card a hot row needs" card_of linear_gemm_sm90 "sm_90a alone"
 check "ops says which card a floor row needs" card_of linear_cuda sm_80
+check "and one that asks a library" card_of linear_cublaslt sm_80
 for verb in "check rmsnorm" "run -m $tiny --raw -p x -n 1" "explain -m $tiny" \
-    "bench -m $tiny --prefill 8 --decode 4 -r 1"; do
+    "bench -m $tiny --prefill 8 --decode 4 -r 1" "bench rmsnorm tokens=1 dim=8"; do
     if loads libcuda.so.1 2>/dev/null; then
         skip "${verb%% *} says that there is no driver" "there is one"
     else

@@ -133,7 +133,14 @@ static int bench_model(void)
 
 enum { MOST_ROWS = 64 };
 
-static const char *const roofs[] = {"reading", "f32", "int8"};
+static const char *const roofs[] = {"reading", "f32", "int8", "16-bit products"};
+
+/* A rate in its own unit: GB/s or TB/s, GFLOP/s or TFLOP/s. */
+static void print_rate_of(char *out, size_t cap, double rate, const char *unit)
+{
+    const bool tera = rate >= 1e12;
+    (void)snprintf(out, cap, "%.2f %c%s", rate / (tera ? 1e12 : 1e9), tera ? 'T' : 'G', unit);
+}
 
 static void print_time(char *out, size_t cap, double seconds)
 {
@@ -147,7 +154,7 @@ static void print_time(char *out, size_t cap, double seconds)
 
 static void print_result(const sop_row *row, const sop_bench_result *r)
 {
-    char median[32], least[32], tail[32];
+    char median[32], least[32], tail[32], bytes[32], flops[32];
     if (!r->n) {
         printf("  %-28s not timed: %s\n", row->name, r->why);
         return;
@@ -155,9 +162,11 @@ static void print_result(const sop_row *row, const sop_bench_result *r)
     print_time(median, sizeof median, r->median_s);
     print_time(least, sizeof least, r->min_s);
     print_time(tail, sizeof tail, r->p95_s);
-    printf("  %-28s %10s  (least %s, P95 %s, n=%d)  %7.2f GB/s %8.2f GFLOP/s  %3.0f %% of %s%s\n",
-           row->name, median, least, tail, r->n, r->bytes_s / 1e9, r->flops_s / 1e9, 100 * r->share,
-           roofs[r->roof], r->invalid ? "  INVALID: over the ceiling" : "");
+    print_rate_of(bytes, sizeof bytes, r->bytes_s, "B/s");
+    print_rate_of(flops, sizeof flops, r->flops_s, "FLOP/s");
+    printf("  %-28s %10s  (least %s, P95 %s, n=%d)  %11s %14s  %3.0f %% of %s%s\n", row->name,
+           median, least, tail, r->n, bytes, flops, 100 * r->share, roofs[r->roof],
+           r->invalid ? "  INVALID: over the ceiling" : "");
 }
 
 static json_t *json_result(const sop_op *op, const char *shape, const sop_row *row,
@@ -167,6 +176,7 @@ static json_t *json_result(const sop_op *op, const char *shape, const sop_row *r
     json_object_set_new(o, "op", json_string(op->name));
     json_object_set_new(o, "shape", json_string(shape));
     json_object_set_new(o, "variant", json_string(row->name));
+    json_object_set_new(o, "route", json_string(row->route));
     json_object_set_new(o, "n", json_integer(r->n));
     if (!r->n) json_object_set_new(o, "why", json_string(r->why));
     json_object_set_new(o, "min_s", json_real(r->min_s));
@@ -191,7 +201,9 @@ static int bench_shape(sop_device *d, const sop_op *op, int n_args, char **args)
     if (code) return code;
     const sop_row *row;
     for (int i = 0; (row = cli_row(op, i)) != NULL && n < MOST_ROWS; i++)
-        if (!o_variant || strcmp(row->name, o_variant) == 0) rows[n++] = row;
+        if (o_variant ? strcmp(row->name, o_variant) == 0
+                      : row->device == cli_device_kind(loaded_device) || cli_row_is_added(op, row))
+            rows[n++] = row;
     const sop_status s = sop_bench(d, op, rows, n, desc, o_seconds, results);
     sop_desc_print(op, desc, shape, sizeof shape);
     free(desc);
@@ -214,10 +226,14 @@ static int bench_op(const sop_op *op, int n_args, char **args)
     cli_progress progress;
     int code = CLI_OK, n_cases = 0;
     while (op->cases[n_cases]) n_cases++;
-    sop_status s = sop_device_cpu((int32_t)loaded_threads, &d);
+    sop_status s = cli_device(loaded_device, &d);
+    if (s == SOP_OK && !d) s = sop_device_cpu((int32_t)loaded_threads, &d);
     if (s == SOP_OK) s = sop_ceilings_of(d, &c);
     if (s != SOP_OK)
         code = cli_status(s);
+    else if (!o_json && loaded_device)
+        printf("%s: reads %.2f TB/s, %.0f TFLOP/s in 16-bit products\n", d->ops->name,
+               c.read_bytes_s / 1e12, c.f32_flops_s / 1e12);
     else if (!o_json)
         printf("this machine: reads %.1f GB/s, %.0f GFLOP/s f32, %.0f Gop/s int8\n",
                c.read_bytes_s / 1e9, c.f32_flops_s / 1e9, c.i8_ops_s / 1e9);
@@ -277,6 +293,7 @@ const cli_verb verb_bench = {
     .examples = "  superop bench linear m=1 n=4608 k=3584 w=bf16\n"
                 "  superop bench rmsnorm\n"
                 "  superop bench add tokens=1 dim=4096 --plugin ours.so\n"
+                "  superop bench linear m=64 n=3584 k=3584 w=bf16 x=bf16 y=bf16 --device cuda\n"
                 "  superop bench -m smollm2-135m --prefill 512 --decode 128 -r 5\n"
                 "  superop bench -m synth:qwen2-7b --device cuda\n"
                 "  superop bench --workload field --device cuda --chunk 16384\n",

@@ -19,6 +19,11 @@ for program in "$build/superop" "$@"; do
         grep -vE '/(libc|libm|libdl|libpthread|librt|libresolv|ld-linux-x86-64)\.so\.[0-9]+$' |
         while read -r library; do strip -o "$room/lib/$(basename "$library")" "$library"; done
 done
+# The words that CUTLASS wants beside what was made of its headers.
+cutlass=$(sed -n 's/^SOP_CUTLASS:PATH=//p' "$build/CMakeCache.txt")
+if [ -n "$cutlass" ]; then
+    cp "$cutlass"/../../../nvidia_cutlass-*.dist-info/licenses/LICENSE.txt "$room/LICENSE.CUTLASS"
+fi
 # It looks at the C library first, which the loader would only say in its own words.
 cat >"$room/superop" <<'EOF'
 #!/bin/sh

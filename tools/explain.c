@@ -25,27 +25,27 @@ typedef struct explaining {
     double predicted_s;
     int unknown;        /* modules without a prediction */
     const char *module; /* of the last line */
-    const char *why;    /* of the skips that wait to be printed, or NULL */
+    char why[512];      /* of the skips that wait to be printed, or "" */
     char names[1024];   /* theirs */
 } explaining;
 
 static void print_skips(explaining *x)
 {
-    if (x->why) printf("      not %s: %s\n", x->names, x->why);
-    x->why = NULL;
+    if (x->why[0]) printf("      not %s: %s\n", x->names, x->why);
+    x->why[0] = 0;
 }
 
 /* Neighbours with one reason share a line. */
 static void add_skip(explaining *x, const char *row, const char *why)
 {
     const size_t n = strlen(x->names);
-    if (x->why && strcmp(x->why, why) == 0 && n + strlen(row) + 3 < sizeof x->names) {
+    if (x->why[0] && strcmp(x->why, why) == 0 && n + strlen(row) + 3 < sizeof x->names) {
         (void)snprintf(x->names + n, sizeof x->names - n, ", %s", row);
         return;
     }
     print_skips(x);
     (void)snprintf(x->names, sizeof x->names, "%s", row);
-    x->why = why;
+    (void)snprintf(x->why, sizeof x->why, "%s", why);
 }
 
 static void print_line(void *ctx, const sop_explain_line *l)
@@ -95,7 +95,7 @@ static void print_memory(const sop_super *s)
 static int explain_run(int n, char **args)
 {
     loaded m;
-    explaining x = {.why = NULL};
+    explaining x = {.why = ""};
     const int64_t length = o_length ? o_length : o_tokens;
     (void)n, (void)args;
     if (length < o_tokens)

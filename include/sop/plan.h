@@ -78,7 +78,8 @@ enum {
 SOP_API SOP_MUST_USE sop_status sop_planner_choose(sop_planner *p, const sop_op *op,
                                                    const void *desc, uint32_t bound, size_t budget,
                                                    sop_choice *out);
-/** The same, saying for each row that was passed over why. */
+/** The same, saying for each row that was passed over why, and for those behind the chosen one that go
+ * another route. why lasts until skip returns. */
 typedef void sop_skip_fn(void *ctx, const sop_row *row, const char *why);
 SOP_API SOP_MUST_USE sop_status sop_planner_explain(sop_planner *p, const sop_op *op,
                                                     const void *desc, uint32_t bound, size_t budget,

@@ -65,6 +65,13 @@ static sop_status enter(const struct cuda_device *c)
     return e == cudaSuccess ? SOP_OK : sop_cuda_fail((int)e);
 }
 
+sop_status sop_cuda_enter(const sop_device *d, int32_t *index)
+{
+    const struct cuda_device *c = (const struct cuda_device *)d;
+    *index = c->index;
+    return enter(c);
+}
+
 /* Whether the error stays for the rest of the process. */
 static bool is_sticky(cudaError_t e)
 {

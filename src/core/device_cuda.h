@@ -36,6 +36,9 @@ static inline int32_t sop_cuda_early(const sop_call *call)
     return ((const sop_cuda_queue *)call->queue)->early;
 }
 
+/* Make a CUDA device this thread's, for what is prepared; index: its number among CUDA's. */
+sop_status sop_cuda_enter(const sop_device *d, int32_t *index);
+
 /* SOP_E_DEVICE with the sentence of a cudaError_t. */
 sop_status sop_cuda_fail(int error);
 

@@ -7,13 +7,15 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/op.h"
+#include "harness/ceilings.h"
 #include "harness/harness.h"
 #include "harness/operands.h"
 
-/* 800 samples a side find a regression of the 95th percentile; 16,384 sets bound the list of a tiny
+/* Calls of a device with memory of its own go as a graph; its samples are longer, so that its launch
+ * counts for nothing. 800 samples a side find a regression of the 95th percentile; 16,384 sets bound the list of a tiny
  * op, whose operands then stay in a cache. */
 enum { MOST_SAMPLES = 800, LEAST_SAMPLES = 3, MOST_SETS = 16384, MOST_CALLS = 4096, GROUP = 4 };
-static const double sample_s = 50e-6;
+static const double sample_s = 50e-6, graph_s = 4e-3;
 
 /* Operands of one weight layout: sets [n] of args [n_roles], one after the other in memory. */
 struct sets {
@@ -34,6 +36,7 @@ struct lane {
     sop_split split;
     void *scratch, *prepared;
     sop_queue *queue;
+    sop_graph *graph; /* of its calls; NULL on a device that sees the host */
     double samples[MOST_SAMPLES];
     int32_t n, calls;
 };
@@ -42,7 +45,7 @@ struct lane {
 
 static size_t rounded(size_t bytes)
 {
-    return (bytes + 63) / 64 * 64;
+    return (bytes + 255) / 256 * 256;
 }
 
 /* Random content for all bytes of a view, gaps too: a piece of it, laid down again and again. */
@@ -70,28 +73,44 @@ static int32_t has(const sop_op *op, const void *desc, int32_t role, sop_tensor 
     return v->ndim > 0 && !(op->roles[role].flags & SOP_ROLE_LIVE) && !sop_droppable(op, role);
 }
 
-static sop_status fill_first(const struct sets *s, const sop_op *op, const void *desc)
+/* The operands of one set, in host memory. */
+static sop_status fill_set(uint32_t layout, const sop_op *op, const void *desc,
+                           const sop_operand *args)
 {
     for (int32_t r = 0; r < op->n_roles; r++) {
         sop_tensor v;
         if (!has(op, desc, r, &v)) continue;
-        if (!s->layout || !(op->roles[r].flags & SOP_ROLE_WEIGHT)) {
-            fill_bytes(&v, s->args[r].data, 77 + (uint64_t)r);
+        if (!layout || !(op->roles[r].flags & SOP_ROLE_WEIGHT)) {
+            fill_bytes(&v, args[r].data, 77 + (uint64_t)r);
             continue;
         }
         char *plain = malloc(v.bytes);
         if (!plain) return sop_fail(SOP_E_NOMEM, "bench: a weight of %zu bytes", v.bytes);
         fill_bytes(&v, plain, 77 + (uint64_t)r);
-        op->pack(desc, r, s->layout, plain, s->args[r].data, 0, v.shape[0]);
+        op->pack(desc, r, layout, plain, args[r].data, 0, v.shape[0]);
         free(plain);
     }
-    if (op->fill) op->fill(desc, 1, -1, s->args);
+    if (op->fill) op->fill(desc, 0, -1, args); /* what the cost counts: all lengths alike */
     return SOP_OK;
+}
+
+/* All sets of set bytes, one after the other, from the one in host memory. */
+static sop_status spread(const struct sets *s, sop_device *d, const char *host, size_t set)
+{
+    sop_queue *q;
+    SOP_TRY(d->ops->queue_create(d, &q));
+    sop_status status = d->ops->copy(q, s->memory, host, set, SOP_COPY_IN);
+    for (int64_t k = 1; k < s->n && status == SOP_OK; k++)
+        status = d->ops->copy(q, s->memory + (size_t)k * set, s->memory, set, SOP_COPY_WITHIN);
+    if (status == SOP_OK) status = d->ops->wait(q);
+    d->ops->queue_destroy(q);
+    return status;
 }
 
 static sop_status sets_init(struct sets *s, sop_device *d, const sop_op *op, const void *desc)
 {
     size_t bytes[SOP_MOST_ROLES] = {0}, set = 0, at = 0;
+    sop_operand first[SOP_MOST_ROLES] = {{0}};
     for (int32_t r = 0; r < op->n_roles; r++) {
         sop_tensor v;
         if (!has(op, desc, r, &v)) continue;
@@ -101,22 +120,31 @@ static sop_status sets_init(struct sets *s, sop_device *d, const sop_op *op, con
         set += rounded(bytes[r] + 1); /* an operand of 0 bytes has an address too */
     }
     if (set == 0) return sop_fail(SOP_E_INTERNAL, "bench: %s has no operands", op->name);
+    const int64_t most = d->ops->sees_host(d) ? MOST_SETS : MOST_CALLS; /* a graph sees them all */
     s->n = (int64_t)(sop_rotation_bytes(d) / set) + 1;
-    if (s->n > MOST_SETS) s->n = MOST_SETS;
+    if (s->n > most) s->n = most;
     s->bytes = (size_t)s->n * set;
     s->args = calloc((size_t)(s->n * op->n_roles), sizeof *s->args);
-    if (!s->args) return sop_fail(SOP_E_NOMEM, "bench: %lld operand sets", (long long)s->n);
-    SOP_TRY(d->ops->reserve(d, s->bytes, (void **)&s->memory));
-    for (int64_t k = 0; k < s->n; k++)
-        for (int32_t r = 0; r < op->n_roles; r++) {
-            sop_tensor v;
-            if (!has(op, desc, r, &v)) continue;
-            s->args[k * op->n_roles + r] = (sop_operand){s->memory + at, bytes[r]};
-            at += rounded(bytes[r] + 1);
-        }
-    SOP_TRY(fill_first(s, op, desc));
-    for (int64_t k = 1; k < s->n; k++) memcpy(s->memory + (size_t)k * set, s->memory, set);
-    return SOP_OK;
+    char *host = malloc(set);
+    if (!s->args || !host) {
+        free(host);
+        return sop_fail(SOP_E_NOMEM, "bench: %lld sets of operands of %zu bytes", (long long)s->n,
+                        set);
+    }
+    sop_status status = d->ops->reserve(d, s->bytes, (void **)&s->memory);
+    for (int32_t r = 0; r < op->n_roles && status == SOP_OK; r++) {
+        sop_tensor v;
+        if (!has(op, desc, r, &v)) continue;
+        first[r] = (sop_operand){host + at, bytes[r]};
+        for (int64_t k = 0; k < s->n; k++)
+            s->args[k * op->n_roles + r] =
+                (sop_operand){s->memory + (size_t)k * set + at, bytes[r]};
+        at += rounded(bytes[r] + 1);
+    }
+    if (status == SOP_OK) status = fill_set(s->layout, op, desc, first);
+    if (status == SOP_OK) status = spread(s, d, host, set);
+    free(host);
+    return status;
 }
 
 /* ---- lanes ---- */
@@ -141,9 +169,33 @@ static sop_status lane_init(struct lane *l, sop_device *d, const sop_op *op, con
 
 static void lane_finish(struct lane *l, sop_device *d)
 {
+    if (l->graph) d->ops->graph_destroy(l->graph);
     if (l->scratch) d->ops->release(d, l->scratch, l->split.scratch_bytes);
     if (l->prepared && l->row->release) l->row->release(l->prepared);
     if (l->queue) d->ops->queue_destroy(l->queue);
+}
+
+static sop_status submit_calls(struct lane *l)
+{
+    for (int32_t i = 0; i < l->calls; i++) {
+        l->call.args = l->sets->args + l->next * l->call.n_args;
+        if (++l->next == l->sets->n) l->next = 0;
+        SOP_TRY(l->queue->device->ops->submit(l->queue, l->row, &l->call));
+    }
+    return SOP_OK;
+}
+
+/* How many calls a sample has. */
+static sop_status set_calls(struct lane *l, int32_t calls)
+{
+    sop_device *d = l->queue->device;
+    l->calls = calls;
+    if (d->ops->sees_host(d)) return SOP_OK;
+    if (l->graph) d->ops->graph_destroy(l->graph);
+    l->graph = NULL;
+    SOP_TRY(d->ops->record_begin(l->queue));
+    const sop_status status = submit_calls(l), ended = d->ops->record_end(l->queue, &l->graph);
+    return status == SOP_OK ? ended : status;
 }
 
 /* Seconds of one call, over a sample of calls, each with the next operands. */
@@ -151,11 +203,7 @@ static sop_status sample(struct lane *l, double *out)
 {
     const sop_device_ops *ops = l->queue->device->ops;
     const double from = sop_now_s();
-    for (int32_t i = 0; i < l->calls; i++) {
-        l->call.args = l->sets->args + l->next * l->call.n_args;
-        if (++l->next == l->sets->n) l->next = 0;
-        SOP_TRY(ops->submit(l->queue, l->row, &l->call));
-    }
+    SOP_TRY(l->graph ? ops->replay(l->queue, l->graph) : submit_calls(l));
     SOP_TRY(ops->wait(l->queue));
     *out = (sop_now_s() - from) / l->calls;
     return SOP_OK;
@@ -179,12 +227,17 @@ static sop_status warm_up(struct lane *l, double budget_s)
     const double from = sop_now_s();
     double took, before = 0;
     l->calls = 1;
-    SOP_TRY(sample(l, &took)); /* touches the pages of scratch, wakes the workers */
+    SOP_TRY(sample(l, &took)); /* touches the pages of scratch, wakes the workers, loads the code */
+    SOP_TRY(set_calls(l, 1));
+    const double wanted = l->graph ? graph_s : sample_s;
     for (;;) {
         SOP_TRY(sample(l, &took));
-        if (took * l->calls >= sample_s || l->calls >= MOST_CALLS) break;
-        l->calls *= 2;
+        if (took * l->calls >= wanted || l->calls >= MOST_CALLS) break;
+        SOP_TRY(set_calls(l, 2 * l->calls));
     }
+    /* a graph has the same operands each time: enough of them that no cache holds them */
+    if (l->graph && l->calls < l->sets->n && took * (double)l->sets->n <= 4 * wanted)
+        SOP_TRY(set_calls(l, (int32_t)l->sets->n));
     while (sop_now_s() - from < budget_s) {
         double group[GROUP];
         for (int k = 0; k < GROUP; k++) SOP_TRY(sample(l, &group[k]));
@@ -215,23 +268,31 @@ static sop_status race(struct lane *lanes, int32_t n, double seconds)
 
 /* ---- the report ---- */
 
-static void report(struct lane *l, const sop_cost *cost, const sop_ceilings *top)
+static void report(struct lane *l, const sop_cost *cost)
 {
     sop_bench_result *r = l->result;
-    const double bytes = cost->read_bytes + cost->write_bytes;
-    const int32_t i8 = (l->row->traits & SOP_ROW_QUANT_X) != 0;
-    const double read_s = bytes / top->read_bytes_s;
-    const double compute_s = cost->flops / (i8 ? top->i8_ops_s : top->f32_flops_s);
     r->n = l->n;
     r->calls = l->calls;
     r->sets = (int32_t)l->sets->n;
     r->median_s = median(l->samples, l->n); /* sorts them */
     r->min_s = l->samples[0];
     r->p95_s = l->samples[(int32_t)ceil(0.95 * l->n) - 1];
-    r->bytes_s = bytes / r->median_s;
+    r->bytes_s = (cost->read_bytes + cost->write_bytes) / r->median_s;
     r->flops_s = cost->flops / r->median_s;
-    r->roof = read_s >= compute_s ? SOP_ROOF_READ : i8 ? SOP_ROOF_I8 : SOP_ROOF_F32;
-    r->share = fmax(read_s, compute_s) / r->median_s;
+}
+
+/* What share of the roof a row reached. On a card int8 has no roof of its own. */
+static void hold_against(const sop_ceilings *top, const sop_row *row, sop_bench_result *r)
+{
+    const int32_t card = row->device != SOP_DEVICE_CPU;
+    const int32_t i8 = !card && (row->traits & SOP_ROW_QUANT_X) != 0;
+    const double read = r->bytes_s / top->read_bytes_s;
+    const double compute = r->flops_s / (i8 ? top->i8_ops_s : top->f32_flops_s);
+    r->roof = read >= compute ? SOP_ROOF_READ
+              : card          ? SOP_ROOF_PRODUCTS
+              : i8            ? SOP_ROOF_I8
+                              : SOP_ROOF_F32;
+    r->share = fmax(read, compute);
     r->invalid = r->share > 1.05;
     if (r->invalid)
         (void)snprintf(r->why, sizeof r->why, "%.0f %% of what the machine can do", 100 * r->share);
@@ -255,20 +316,18 @@ static sop_status sets_for(struct sets *all, sop_device *d, const sop_op *op, co
                     MOST_LAYOUTS);
 }
 
-sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows, int32_t n_rows,
-                     const void *desc, double seconds, sop_bench_result *results)
+sop_status sop_time_rows(sop_device *d, const sop_op *op, const sop_row *const *rows,
+                         int32_t n_rows, const void *desc, double seconds,
+                         sop_bench_result *results)
 {
     struct sets sets[MOST_LAYOUTS] = {{0}};
     struct lane *lanes;
-    sop_ceilings top;
     sop_cost cost;
     int32_t n = 0;
     if (op->n_roles > SOP_MOST_ROLES || op->desc_bytes > SOP_MOST_DESC_BYTES)
         return sop_fail(SOP_E_LIMIT,
                         "bench: %s has %d roles and a desc of %u bytes, at most %d, %d", op->name,
                         op->n_roles, op->desc_bytes, SOP_MOST_ROLES, SOP_MOST_DESC_BYTES);
-    if (seconds <= 0) seconds = 1;
-    SOP_TRY(sop_ceilings_of(d, &top));
     op->cost(desc, &cost);
 
     sop_status status = SOP_OK;
@@ -290,7 +349,7 @@ sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows
     for (int32_t i = 0; i < n && status == SOP_OK; i++)
         status = warm_up(&lanes[i], 0.3 * seconds / n);
     if (status == SOP_OK) status = race(lanes, n, seconds - (sop_now_s() - from));
-    for (int32_t i = 0; i < n && status == SOP_OK; i++) report(&lanes[i], &cost, &top);
+    for (int32_t i = 0; i < n && status == SOP_OK; i++) report(&lanes[i], &cost);
 
     for (int32_t i = 0; i < n; i++) lane_finish(&lanes[i], d);
     free(lanes);
@@ -299,4 +358,15 @@ sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows
         free(sets[i].args);
     }
     return status;
+}
+
+sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows, int32_t n_rows,
+                     const void *desc, double seconds, sop_bench_result *results)
+{
+    sop_ceilings top;
+    SOP_TRY(sop_ceilings_of(d, &top));
+    SOP_TRY(sop_time_rows(d, op, rows, n_rows, desc, seconds > 0 ? seconds : 1, results));
+    for (int32_t i = 0; i < n_rows; i++)
+        if (results[i].n) hold_against(&top, rows[i], &results[i]);
+    return SOP_OK;
 }

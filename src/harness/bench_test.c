@@ -5,6 +5,7 @@
 #include "base/test.h"
 #include "core/cpu.h"
 #include "core/op.h"
+#include "harness/ceilings.h"
 #include "harness/harness.h"
 #include "ops/ops.h"
 
@@ -35,16 +36,25 @@ static struct {
     int64_t calls, zeros;
 } seen;
 
-static sop_status look(const sop_call *call)
+static sop_status look_at(const sop_call *call, int64_t n)
 {
-    const sop_add_desc *d = call->desc;
     const float *a = call->args[SOP_ADD_A].data;
     int32_t known = 0;
     for (int i = 0; i < 8; i++) known |= seen.x[i] == a;
     if (!known) seen.x[seen.calls % 8] = a;
-    for (int64_t i = 0; i < d->dim; i++) seen.zeros += a[i] == 0;
+    for (int64_t i = 0; i < n; i++) seen.zeros += a[i] == 0;
     seen.calls++;
     return SOP_OK;
+}
+
+static sop_status look(const sop_call *call)
+{
+    return look_at(call, ((const sop_add_desc *)call->desc)->dim);
+}
+
+static sop_status glance(const sop_call *call)
+{
+    return look_at(call, 1);
 }
 
 static sop_bench_result bench_one(const sop_op *op, const char *text,
@@ -122,6 +132,66 @@ static void rows_that_refuse_say_why_and_the_rest_is_timed(void)
     CHECK(r[n - 1].n >= 3 && r[n - 1].share > 0 && !r[n - 1].invalid);
 }
 
+/* A CPU that passes for a device with memory of its own. */
+static const sop_device_ops *cpu_ops;
+static int replayed;
+
+static void other_facts(const sop_device *d, sop_facts *out)
+{
+    cpu_ops->facts(d, out);
+    out->kind = SOP_DEVICE_TEST;
+}
+
+static int32_t other_sees_host(const sop_device *d)
+{
+    (void)d;
+    return 0;
+}
+
+static sop_status other_replay(sop_queue *q, sop_graph *g)
+{
+    replayed++;
+    return cpu_ops->replay(q, g);
+}
+
+static sop_bench_result time_on_another(const char *text, sop_status (*run)(const sop_call *call))
+{
+    sop_add_desc desc;
+    sop_device *d;
+    sop_device_ops ops;
+    const sop_row row = {sizeof row, SOP_DEVICE_TEST, "planted", "c", 0, 0, .run = run};
+    const sop_row *rows[] = {&row};
+    sop_bench_result r = {.n = -1};
+    CHECK(sop_device_cpu(1, &d) == SOP_OK);
+    cpu_ops = d->ops;
+    ops = *cpu_ops;
+    ops.facts = other_facts;
+    ops.sees_host = other_sees_host;
+    ops.replay = other_replay;
+    d->ops = &ops;
+    replayed = 0;
+    CHECK(sop_desc_parse(&sop_op_add, text, &desc) == SOP_OK);
+    CHECK(sop_time_rows(d, &sop_op_add, rows, 1, &desc, 0.1, &r) == SOP_OK);
+    d->ops = cpu_ops;
+    sop_device_destroy(d);
+    return r;
+}
+
+static void another_device_is_timed_by_graphs_of_milliseconds(void)
+{
+    const sop_bench_result r = time_on_another("tokens=1 dim=64", take_a_known_time);
+    CHECK(r.n >= 3 && r.calls > 1 && r.calls <= 16 && replayed >= r.n); /* 16 take 4.8 ms */
+    CHECK(r.min_s >= planted_s && r.min_s < 1.3 * planted_s);
+}
+
+static void its_graphs_pass_through_all_sets(void)
+{
+    memset(&seen, 0, sizeof seen);
+    const sop_bench_result r = time_on_another("tokens=1 dim=100000", glance);
+    CHECK(r.sets > 8 && r.calls >= r.sets && seen.zeros == 0);
+    for (int i = 0; i < 8; i++) CHECK(seen.x[i] != NULL);
+}
+
 int main(void)
 {
     if (sop_device_cpu(1, &device) != SOP_OK) return 1;
@@ -130,6 +200,8 @@ int main(void)
     RUN(what_is_faster_than_the_machine_is_invalid);
     RUN(calls_go_through_many_sets_of_random_operands);
     RUN(time_follows_the_work);
+    RUN(another_device_is_timed_by_graphs_of_milliseconds);
+    RUN(its_graphs_pass_through_all_sets);
     RUN(rows_that_refuse_say_why_and_the_rest_is_timed);
     sop_device_destroy(device);
     return test_report();

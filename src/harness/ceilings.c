@@ -1,6 +1,7 @@
 /* What this machine can do at most, with the threads of one device, measured once a process. */
 #include "harness/ceilings.h"
 
+#include <math.h>
 #include <pthread.h>
 
 #include "base/clock.h"
@@ -8,6 +9,8 @@
 #include "core/cpu.h"
 #include "core/op.h"
 #include "harness/harness.h"
+#include "ops/cuda/roof.h"
+#include "ops/ops.h"
 
 /* Threads take pieces of about 50 us; what is timed is 8 pieces a thread, short enough to fall between
  * two interruptions by other processes, again and again: the least time counts. */
@@ -97,7 +100,8 @@ size_t sop_rotation_bytes(const sop_device *d)
     sop_facts facts;
     const size_t least = (size_t)64 << 20, most = (size_t)256 << 20;
     d->ops->facts(d, &facts);
-    const size_t bytes = 4 * (size_t)facts.l3_bytes;
+    const int64_t last = facts.kind == SOP_DEVICE_CUDA ? facts.l2_bytes : facts.l3_bytes;
+    const size_t bytes = 4 * (size_t)last;
     return bytes < least ? least : bytes > most ? most : bytes;
 }
 
@@ -128,27 +132,112 @@ static sop_status measure(sop_device *d, int32_t workers, sop_ceilings *out)
     return status;
 }
 
+/* ---- a card ---- */
+
+#ifdef SOP_CUDA
+
+static void roof_view(const void *desc, int32_t role, sop_tensor *out)
+{
+    (void)role;
+    *out = (sop_tensor){.dtype = -1};
+    sop_view1(out, SOP_F32, ((const sop_roof_desc *)desc)->bytes / 4);
+}
+
+static void roof_cost(const void *desc, sop_cost *out)
+{
+    *out = (sop_cost){.read_bytes = (double)((const sop_roof_desc *)desc)->bytes};
+}
+
+/* Reading as an operator, for the machinery that times rows. */
+static sop_status measure_reading(sop_device *d, double *rate)
+{
+    static const sop_role roles[] = {{"x", SOP_ROLE_IN, -1}};
+    static const sop_op reading = {.size = sizeof reading,
+                                   .desc_bytes = sizeof(sop_roof_desc),
+                                   .name = "reading",
+                                   .roles = roles,
+                                   .n_roles = 1,
+                                   .view = roof_view,
+                                   .cost = roof_cost};
+    static const sop_row row = {sizeof row, SOP_DEVICE_CUDA, "reading", "cuda",
+                                .run = sop_roof_run};
+    const sop_row *rows[] = {&row};
+    const sop_roof_desc desc = {(int64_t)1 << 28}; /* many times any cache; a launch is 1 % of it */
+    sop_bench_result r;
+    SOP_TRY(sop_time_rows(d, &reading, rows, 1, &desc, 0.2, &r));
+    *rate = (double)desc.bytes / r.min_s;
+    return SOP_OK;
+}
+
+/* The fastest of linear's rows: those that are there for some cards, else the floor, which would take
+ * seconds for so many tokens. */
+static sop_status measure_products(sop_device *d, double *rate)
+{
+    static const char *const shapes[] = {"m=4096 n=8192 k=8192 w=bf16 x=bf16 y=bf16",
+                                         "m=64 n=8192 k=8192 w=bf16 x=bf16 y=bf16"};
+    enum { MOST = 16 };
+    const sop_op *op = &sop_op_linear;
+    *rate = 0;
+    for (int floor = 0; floor < 2 && *rate == 0; floor++) {
+        const sop_row *rows[MOST];
+        sop_bench_result results[MOST];
+        sop_linear_desc desc;
+        int32_t n = 0;
+        for (int32_t i = 0; i < op->n_rows && n < MOST; i++)
+            if (op->rows[i].device == SOP_DEVICE_CUDA && (op->rows[i].needs == 0) == floor)
+                rows[n++] = &op->rows[i];
+        SOP_TRY(sop_desc_parse(op, shapes[floor], &desc));
+        SOP_TRY(sop_time_rows(d, op, rows, n, &desc, 0.3, results));
+        for (int32_t i = 0; i < n; i++)
+            if (results[i].n) *rate = fmax(*rate, results[i].flops_s);
+    }
+    return SOP_OK;
+}
+
+static sop_status measure_card(sop_device *d, sop_ceilings *out)
+{
+    SOP_TRY(measure_reading(d, &out->read_bytes_s));
+    SOP_TRY(measure_products(d, &out->f32_flops_s));
+    out->i8_ops_s = out->f32_flops_s;
+    out->rotated_bytes = sop_rotation_bytes(d);
+    return SOP_OK;
+}
+
+#else
+
+static sop_status measure_card(sop_device *d, sop_ceilings *out)
+{
+    (void)out;
+    return sop_fail(SOP_E_UNSUPPORTED, "ceilings: superop was built without CUDA, %s needs it",
+                    d->ops->name);
+}
+
+#endif
+
 sop_status sop_ceilings_of(sop_device *d, sop_ceilings *out)
 {
     enum { MOST = 16 };
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static struct {
-        int32_t workers;
+        int32_t kind, workers;
         sop_ceilings ceilings;
     } known[MOST];
     static int32_t n;
     sop_facts facts;
     sop_status status = SOP_OK;
-    if (d->ops->kind != SOP_DEVICE_CPU)
-        return sop_fail(SOP_E_UNSUPPORTED, "ceilings: device %s is not a CPU", d->ops->name);
+    if (d->ops->kind != SOP_DEVICE_CPU && d->ops->kind != SOP_DEVICE_CUDA)
+        return sop_fail(SOP_E_UNSUPPORTED, "ceilings: device %s is neither a CPU nor a card",
+                        d->ops->name);
     d->ops->facts(d, &facts);
     (void)pthread_mutex_lock(&lock);
     int32_t i = 0;
-    while (i < n && known[i].workers != facts.workers) i++;
+    while (i < n && (known[i].kind != facts.kind || known[i].workers != facts.workers)) i++;
     if (i == n) {
         if (i == MOST) i = 0;
+        known[i].kind = facts.kind;
         known[i].workers = facts.workers;
-        status = measure(d, facts.workers, &known[i].ceilings);
+        status = facts.kind == SOP_DEVICE_CPU ? measure(d, facts.workers, &known[i].ceilings)
+                                              : measure_card(d, &known[i].ceilings);
         if (status == SOP_OK && i == n) n++;
     }
     *out = known[i].ceilings;

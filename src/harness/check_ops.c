@@ -1,7 +1,7 @@
 /* Every op x row x case of the library through the comparer; prints what failed and why rows were
- * skipped, then the count. With arguments: only these ops; cuda before them means the
- * rows of the card. Under SOP_CPU_MASK the references are left out: no processor changes them, and
- * they take most of the time. */
+ * skipped, then the count. With arguments: only these ops; cuda before them means the rows of the card,
+ * small before them only cases of at most a million FLOPs and a megabyte. Under SOP_CPU_MASK the
+ * references are left out: no processor changes them, and they take most of the time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +11,14 @@
 
 static int passed, failed, skipped;
 static int32_t kind = SOP_DEVICE_CPU; /* whose rows */
+static int only_small;
+
+static int is_small(const sop_op *op, const void *desc)
+{
+    sop_cost cost;
+    op->cost(desc, &cost);
+    return cost.flops <= 1e6 && cost.read_bytes + cost.write_bytes <= 1e6;
+}
 
 /* Reasons of skips, with how often each came. */
 static struct reason {
@@ -46,6 +54,10 @@ static void check_case(sop_checker *c, const sop_op *op, const char *text)
         count_reason(rows[--n]->name, "a reference does not look at the processor");
     }
     sop_status status = sop_desc_parse(op, text, desc);
+    if (status == SOP_OK && only_small && !is_small(op, desc)) {
+        skipped += n;
+        return;
+    }
     if (status == SOP_OK) status = sop_check(c, op, rows, n, desc, results);
     if (status != SOP_OK) {
         failed++;
@@ -82,6 +94,10 @@ int main(int argc, char **argv)
             return 0;
         }
         kind = SOP_DEVICE_CUDA;
+        argc--, argv++;
+    }
+    if (argc > 1 && strcmp(argv[1], "small") == 0) {
+        only_small = 1;
         argc--, argv++;
     }
     if ((card ? sop_checker_create_on(card, &c) : sop_checker_create(&c)) != SOP_OK) {

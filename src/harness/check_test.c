@@ -375,6 +375,51 @@ static void a_refusal_is_a_skip_with_its_reason(void)
     sop_checker_destroy(c);
 }
 
+/* A library that a row has to prepare with; what it says. */
+static sop_status library;
+static int prepared;
+
+static sop_status prepare(const void *desc, sop_device *d, void **state)
+{
+    (void)desc, (void)d;
+    if (library != SOP_OK) return sop_fail(library, "the planted library says no");
+    prepared++;
+    *state = &prepared;
+    return SOP_OK;
+}
+
+static void release(void *state)
+{
+    prepared -= state == &prepared;
+}
+
+static void a_library_that_is_missing_is_a_skip_and_one_that_fails_a_fault(void)
+{
+    const sop_row row = {sizeof row,   SOP_DEVICE_CPU,     "rmsnorm_planted",  "vendor",
+                         .plan = plan, .prepare = prepare, .release = release, .run = run};
+    const sop_row *rows[] = {&row};
+    const struct {
+        sop_status library;
+        int32_t verdict;
+    } cases[] = {{SOP_OK, SOP_CHECK_PASS},
+                 {SOP_E_NOT_FOUND, SOP_CHECK_SKIP},
+                 {SOP_E_UNSUPPORTED, SOP_CHECK_SKIP},
+                 {SOP_E_DEVICE, SOP_CHECK_FAIL}};
+    sop_rmsnorm_desc desc;
+    sop_checker *c = NULL;
+    planted = NOTHING;
+    CHECK(sop_desc_parse(&sop_op_rmsnorm, "tokens=1 dim=8", &desc) == SOP_OK);
+    CHECK(sop_checker_create(&c) == SOP_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sop_check_result r;
+        library = cases[i].library;
+        CHECK(sop_check(c, &sop_op_rmsnorm, rows, 1, &desc, &r) == SOP_OK);
+        CHECK(r.verdict == cases[i].verdict && prepared == 0);
+        CHECK(library == SOP_OK || strstr(r.why, "the planted library says no"));
+    }
+    sop_checker_destroy(c);
+}
+
 int main(void)
 {
     RUN(what_an_unwritten_element_holds_is_no_value_and_no_poison);
@@ -392,6 +437,7 @@ int main(void)
     RUN(a_nan_is_caught);
     RUN(a_failing_run_is_caught_with_its_sentence);
     RUN(a_refusal_is_a_skip_with_its_reason);
+    RUN(a_library_that_is_missing_is_a_skip_and_one_that_fails_a_fault);
     RUN(only_the_guilty_row_is_blamed);
     RUN(what_is_lost_far_from_zero_is_caught);
     RUN(rows_of_another_device_run_on_copies);

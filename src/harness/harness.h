@@ -54,22 +54,26 @@ sop_status sop_check(sop_checker *c, const sop_op *op, const sop_row *const *row
  *
  * Rows are timed side by side at one desc: random data (never zeros), a set of operands for each call
  * out of more sets than the last-level cache holds, warm-up until two medians agree within 2 %, then
- * rounds in the order ABBA or BAAB, by chance. A sample is as many calls as take 50 us. Planning is
- * not timed. Optional operands of the caller's choice are absent, no LIVE is given. */
+ * rounds in the order ABBA or BAAB, by chance. A sample is as many calls as take 50 us; on a card it is
+ * a graph of as many as take 4 ms, which pass through all sets when that takes at most 16 ms. Planning
+ * is not timed. Optional operands of the caller's choice are absent, no LIVE is given. */
 
 /* What the machine can do at most with a device's threads, measured in this process: under half a
- * second the first time, then known. */
+ * second the first time, a second on a card, then known. */
 typedef struct sop_ceilings {
-    double read_bytes_s, f32_flops_s, i8_ops_s;
+    double read_bytes_s;
+    double f32_flops_s,
+        i8_ops_s;         /* of a card both are those of 16-bit products, summed in f32, by the
+                                   * fastest row of linear for many tokens */
     size_t rotated_bytes; /* memory that the reading went through */
 } sop_ceilings;
 sop_status sop_ceilings_of(sop_device *d, sop_ceilings *out);
 
-/* How much memory is rotated through: 4 times the last-level cache, at least 64 MiB, at most 256 MiB:
+/* How much memory is rotated through: 4 times the last-level cache (of a card its L2), at least 64 MiB, at most 256 MiB:
  * where that is less than the cache, as on a host with 300 MiB of it, so is "cold". */
 size_t sop_rotation_bytes(const sop_device *d);
 
-typedef enum sop_roof { SOP_ROOF_READ, SOP_ROOF_F32, SOP_ROOF_I8 } sop_roof;
+typedef enum sop_roof { SOP_ROOF_READ, SOP_ROOF_F32, SOP_ROOF_I8, SOP_ROOF_PRODUCTS } sop_roof;
 
 typedef struct sop_bench_result {
     int32_t n;                     /* samples; 0: not timed, why says it */
@@ -84,7 +88,7 @@ typedef struct sop_bench_result {
 } sop_bench_result;
 
 /* Time rows [n_rows] within about this many seconds (0: 1), warm-up included. results [n_rows].
- * SOP_E_NOMEM; SOP_E_UNSUPPORTED for a device that does not see host memory. */
+ * SOP_E_NOMEM, and what a row returned that failed. */
 sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows, int32_t n_rows,
                      const void *desc, double seconds, sop_bench_result *results);
 

@@ -145,7 +145,18 @@ int32_t sop_droppable(const sop_op *op, int32_t role)
     return v.ndim > 0;
 }
 
-const char *sop_row_refusal(const sop_device *d, const sop_row *row, const void *desc, char *text)
+/* A library that is not there, or does not know the shape, is a reason; all else comes again when the
+ * row runs, and is a fault there. */
+static const char *unprepared(sop_device *d, const sop_row *row, const void *desc)
+{
+    void *state = NULL;
+    if (!row->prepare) return NULL;
+    const sop_status status = row->prepare(desc, d, &state);
+    if (status == SOP_OK && row->release) row->release(state);
+    return status == SOP_E_NOT_FOUND || status == SOP_E_UNSUPPORTED ? sop_last_error() : NULL;
+}
+
+const char *sop_row_refusal(sop_device *d, const sop_row *row, const void *desc, char *text)
 {
     sop_facts facts;
     d->ops->facts(d, &facts);
@@ -156,7 +167,8 @@ const char *sop_row_refusal(const sop_device *d, const sop_row *row, const void 
         (void)snprintf(text, 64, "needs %s", sop_cpu_text(row->needs));
         return text;
     }
-    return row->refuse ? row->refuse(desc) : NULL;
+    const char *why = row->refuse ? row->refuse(desc) : NULL;
+    return why ? why : unprepared(d, row, desc);
 }
 
 int32_t sop_row_packs(const sop_row *row)

@@ -36,8 +36,9 @@ void sop_fill(const sop_tensor *v, sop_family family, uint64_t seed);
  * say in it, which shows in the empty desc. */
 int32_t sop_droppable(const sop_op *op, int32_t role);
 
-/* Why a row does not run at a desc on this device, or NULL. text [64] may hold it. */
-const char *sop_row_refusal(const sop_device *d, const sop_row *row, const void *desc, char *text);
+/* Why a row does not run at a desc on this device, or NULL. text [64] may hold it, or
+ * sop_last_error(): a row that has to prepare is asked whether it can. */
+const char *sop_row_refusal(sop_device *d, const sop_row *row, const void *desc, char *text);
 
 /* Whether the row wants weights in a layout that they do not lie in. */
 int32_t sop_row_packs(const sop_row *row);

@@ -395,7 +395,12 @@ static sop_status choose(sop_planner *p, const sop_op *op, const void *desc, uin
     if (timed) sop_desc_print(op, desc, text, sizeof text);
     *out = (sop_choice){0};
     for (int32_t i = 0; (row = sop_planner_row(p, op, i)) != NULL; i++) {
+        const bool behind = out->row && !timed; /* the first that takes it is chosen */
+        if (behind && !skip) break;
+        if (behind && (row->device != p->facts.kind || strcmp(row->route, out->row->route) == 0))
+            continue; /* worth a word is what goes another way */
         const char *why = refusal(p, op, row, desc, bound, budget, &c);
+        if (!why && behind) why = "another route; stands behind until it is measured faster";
         if (why) {
             if (skip) skip(ctx, row, why);
             continue;
@@ -408,8 +413,6 @@ static sop_status choose(sop_planner *p, const sop_op *op, const void *desc, uin
             best = ns;
         } else if (skip && ns > 0) {
             skip(ctx, row, "measured slower here");
-        } else if (!timed) {
-            break; /* the rest stands behind the chosen one */
         }
     }
     if (out->row) return SOP_OK;

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/status.h"
 #include "base/test.h"
 #include "core/cpu.h"
 #include "plan/planner.h"
@@ -213,6 +214,36 @@ static void a_row_that_prepares_is_refused_until_it_was_prepared(void)
     CHECK(released == 1);
 }
 
+static sop_status no_library(const void *desc, sop_device *d, void **state)
+{
+    (void)desc, (void)d, (void)state;
+    return sop_fail(SOP_E_NOT_FOUND, "the planted library is not there");
+}
+
+static void another_route_is_explained_though_it_stands_behind(void)
+{
+    sop_planner *p = fresh("");
+    struct seen seen = {""};
+    sop_choice c;
+    sop_row row = extra;
+    const sop_rmsnorm_desc d = desc_of(9);
+    row.route = "vendor";
+    CHECK(sop_planner_add(p, "rmsnorm", &row) == SOP_OK);
+    CHECK(sop_planner_explain(p, rmsnorm(), &d, 0, SIZE_MAX, note_skip, &seen, &c) == SOP_OK);
+    CHECK(strcmp(c.row->name, "test:rmsnorm") == 0);
+    CHECK(strstr(seen.text, "[rmsnorm_f32_c: another route; stands behind until it is measured "
+                            "faster]"));
+    CHECK(sop_planner_remove(p, &row) == SOP_OK);
+    row.prepare = no_library;
+    seen.text[0] = 0;
+    CHECK(sop_planner_add(p, "rmsnorm", &row) == SOP_OK);
+    CHECK(sop_planner_explain(p, rmsnorm(), &d, SOP_CHOOSE_PREPARE, SIZE_MAX, note_skip, &seen,
+                              &c) == SOP_OK);
+    CHECK(strcmp(c.row->route, "c") == 0);
+    CHECK(strcmp(seen.text, "[test:rmsnorm: the planted library is not there]") == 0);
+    sop_planner_destroy(p);
+}
+
 static void a_library_brings_its_rows_and_takes_them_along(void)
 {
     sop_planner *p = fresh("");
@@ -275,6 +306,7 @@ int main(void)
     RUN(quarantine_outlives_the_planner_and_can_be_lifted);
     RUN(measurement_picks_among_the_candidates);
     RUN(a_row_that_prepares_is_refused_until_it_was_prepared);
+    RUN(another_route_is_explained_though_it_stands_behind);
     RUN(a_library_brings_its_rows_and_takes_them_along);
     RUN(choosing_costs_microseconds_at_most);
     sop_device_destroy(device);

@@ -133,8 +133,9 @@ static void say(sop_super *s, const sop_steps *steps, const struct said *k, int3
         ops[reach++] = p->modules[i].op;
     (void)sop_planner_span(s->planner, ops, &steps->desc_of[node->module], reach, bound,
                            s->scratch_bytes, say_skip, &skips, &choice, &covered);
-    (void)!sop_planner_explain(s->planner, m->op, &steps->descs[node->module], bound,
-                               s->scratch_bytes, say_skip, &skips, &choice);
+    (void)!sop_planner_explain(s->planner, m->op, &steps->descs[node->module],
+                               bound | SOP_CHOOSE_PREPARE, s->scratch_bytes, say_skip, &skips,
+                               &choice);
 }
 
 sop_status sop_super_explain(sop_super *s, int32_t seqs, int64_t tokens, int64_t length,

@@ -88,6 +88,7 @@ static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
                                  .vocab = p->vocab,
                                  .n_modules = p->n_modules};
     s->bound = s->config.numerics == SOP_NUMERICS_INVARIANT ? SOP_CHOOSE_INVARIANT : 0;
+    s->bound |= SOP_CHOOSE_PREPARE; /* until create() ends: no step waits for a library */
     s->mark = &s->no_mark;
     s->use_graphs = s->device->ops->kind != SOP_DEVICE_CPU;
     s->buffer_at = calloc((size_t)p->n_buffers + 1, sizeof *s->buffer_at);
@@ -169,6 +170,7 @@ static sop_status create(const sop_super_spec *spec, bool dry, sop_super **out)
     sop_status status = layout(s, spec, dry);
     if (status == SOP_OK && !dry) status = reserve(s);
     if (status == SOP_OK && !dry && s->use_graphs) status = warm(s);
+    s->bound &= ~(uint32_t)SOP_CHOOSE_PREPARE;
     if (status != SOP_OK) {
         sop_super_destroy(s);
         return status;

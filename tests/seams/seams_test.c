@@ -140,6 +140,56 @@ static const sop_row row_nan = {.size = sizeof(sop_row),
                                 .traits = SOP_ROW_INVARIANT,
                                 .run = rope_nan};
 
+/* ---- a rope row that has to prepare, as one that asks a library ---- */
+
+static int prepared, released, served;
+
+static sop_status rope_prepare(const void *desc, sop_device *d, void **state)
+{
+    (void)desc, (void)d;
+    prepared++;
+    *state = &prepared;
+    return SOP_OK;
+}
+
+static void rope_release(void *state)
+{
+    released += state == &prepared;
+}
+
+static sop_status rope_prepared(const sop_call *call)
+{
+    served += call->prepared == &prepared;
+    return as_the_library("rope", call);
+}
+
+static void a_row_that_prepares_does_so_before_the_first_step_alone(void)
+{
+    static const sop_row row = {.size = sizeof(sop_row),
+                                .device = SOP_DEVICE_CPU,
+                                .name = "test:rope_prepared",
+                                .route = "vendor",
+                                .traits = SOP_ROW_INVARIANT,
+                                .prepare = rope_prepare,
+                                .release = rope_release,
+                                .run = rope_prepared};
+    const sop_limits limits = {.ctx = 128, .max_seqs = 1, .max_tokens = 64, .max_outs = 1};
+    int32_t ids[N];
+    struct rig r = {0};
+    float *logits = malloc(sizeof base_logits);
+    CHECK(sop_runtime_create(NULL, NULL, "", &r.rt) == SOP_OK);
+    CHECK(sop_planner_add(sop_runtime_planner(r.rt), "rope", &row) == SOP_OK);
+    CHECK(sop_model_open(r.rt, MODEL, &r.model) == SOP_OK);
+    CHECK(sop_model_super(r.model, &limits, &r.super) == SOP_OK);
+    const int before = prepared;
+    CHECK(before > 0 && generate(r.super, N, ids, logits));
+    CHECK(prepared == before && served > 0);
+    CHECK(memcmp(logits, base_logits, sizeof base_logits) == 0);
+    rig_close(&r);
+    CHECK(released == before);
+    free(logits);
+}
+
 struct variants {
     char text[4096];
 };
@@ -530,6 +580,7 @@ int main(void)
     CHECK(sop_device_cpu(2, &cpu) == SOP_OK && sop_planner_create(cpu, "", &inner) == SOP_OK);
     RUN(the_base_answers);
     RUN(a_second_device_with_its_own_addresses_gives_the_same_bits);
+    RUN(a_row_that_prepares_does_so_before_the_first_step_alone);
     RUN(a_rope_row_that_yields_nan_is_retried_and_replaced_alone);
     RUN(a_row_that_yields_nan_in_a_recorded_step_is_replaced);
     RUN(a_row_that_fails_once_keeps_serving);

@@ -191,6 +191,14 @@ static const sop_row rows[] = {
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_gemm_rounded_sm90", "cuda", SOP_CUDA_SM90A,
      SOP_ROW_QUANT_X, .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_gemm_rounded_refuse,
      .plan = sop_linear_gemm_plan, .run = sop_linear_gemm_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_cublaslt", "vendor", SOP_CUDA_SM80, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_cublaslt_refuse,
+     .plan = sop_linear_cublaslt_plan, .prepare = sop_linear_cublaslt_prepare,
+     .release = sop_linear_cublaslt_release, .run = sop_linear_cublaslt},
+#ifdef SOP_CUTLASS
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_cutlass", "cutlass", SOP_CUDA_SM80, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_cutlass_refuse, .run = sop_linear_cutlass},
+#endif
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .layout = SOP_LAYOUT_PLAIN, .refuse = takes_all, .run = sop_linear_cuda},
 #endif

@@ -49,4 +49,14 @@ sop_status sop_linear_gemm_plan(const void *desc, const int32_t *params, const s
                                 size_t budget, sop_split *split);
 sop_status sop_linear_gemm_sm90(const sop_call *call);
 
+/* by a library: linear_cublaslt.cu */
+const char *sop_linear_cublaslt_refuse(const void *desc);
+sop_status sop_linear_cublaslt_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                    size_t budget, sop_split *split);
+sop_status sop_linear_cublaslt_prepare(const void *desc, sop_device *device, void **state);
+void sop_linear_cublaslt_release(void *state);
+sop_status sop_linear_cublaslt(const sop_call *call);
+const char *sop_linear_cutlass_refuse(const void *desc); /* linear_cutlass.cu */
+sop_status sop_linear_cutlass(const sop_call *call);
+
 #endif

@@ -84,5 +84,10 @@ const char *const sop_linear_cases[] = {
     "m=12 n=47 k=1280 w=q4_k x=f16 bias=1",
     "m=40 n=128 k=512 w=q4_k x=bf16",
     "m=21 n=64 k=768 w=q4_k",
+    "m=150 n=136 n1=8 n2=264 k=144 w=bf16 w1=bf16 w2=bf16 x=bf16 y=f32 bias=5 x_stride=152 "
+    "y_stride=416",
+    "m=3 n=64 k=4096 w=bf16 x=bf16 y=bf16 bias=1", /* few sums, long ones */
+    "m=40 n=96 n1=8 k=75 w=f16 w1=f16 x=f16 y=f32 x_stride=88 y_stride=112 w_stride=80 "
+    "w1_stride=96",
     NULL,
 };
