@@ -13,9 +13,9 @@ extern "C" {
 
 /** One list makes the enum, the names and the sizes: X(name, value, text, elements of a block,
  * bytes of a block). Values are part of the ABI: append only. f8 is e4m3 without infinities, up to
- * 448. The block formats up to q6_k are GGUF's; i8_128, f8_128 and i4_128 are for int8, fp8 (e4m3) and
- * int4 (AWQ, GPTQ) weights with scales (ops/linear/dequant.c draws them). A "block" of the plain types is
- * one element. */
+ * 448. The block formats up to q6_k are GGUF's; i8_128, f8_128 and i4_128 are for int8, fp8 (e4m3)
+ * and int4 (AWQ, GPTQ) weights with scales (ops/linear/dequant.c draws them). A "block" of the plain
+ * types is one element. */
 #define SOP_DTYPE_MAP(X) \
     X(F32, 0, "f32", 1, 4) \
     X(F16, 1, "f16", 1, 2) \
