@@ -240,7 +240,8 @@ static void another_route_is_explained_though_it_stands_behind(void)
     CHECK(sop_planner_explain(p, rmsnorm(), &d, SOP_CHOOSE_PREPARE, SIZE_MAX, note_skip, &seen,
                               &c) == SOP_OK);
     CHECK(strcmp(c.row->route, "c") == 0);
-    CHECK(strcmp(seen.text, "[test:rmsnorm: the planted library is not there]") == 0);
+    static const char said[] = "[test:rmsnorm: the planted library is not there]";
+    CHECK(strncmp(seen.text, said, sizeof said - 1) == 0);
     sop_planner_destroy(p);
 }
 

@@ -21,7 +21,7 @@ SOP_DEV float sop_mask_at(const void *mask, int32_t dtype, int64_t i)
     return sop_load_any(mask, dtype, i);
 }
 
-static __global__ __launch_bounds__(256) void sop_attention_any(const sop_attention_desc d,
+static __global__ __launch_bounds__(256, 4) void sop_attention_any(const sop_attention_desc d,
                                                                 const sop_attention_args a)
 {
     enum { TILE = 64, CHANNELS = 256 };
