@@ -1,7 +1,7 @@
 /* A whole decoder layer for up to 8 tokens in one kernel: norm, q k v, rope, append, attention, output,
  * norm, gate and up, activation, down. What counts for so few tokens is how often the card waits: here
- * the CTAs, one a multiprocessor, meet four times, and while they wait the weights of what comes next are
- * on their way, into shared memory and into the L2.
+ * the CTAs, one a multiprocessor, meet four times, and while they wait the first weights of what comes next
+ * are on their way into shared memory. Not more of them: a meeting waits behind all that is on its way.
  *
  *     norm | q k v, rope, append   meet   attention   meet   output + residual
  *     meet   norm | gate, up, activation   meet   down
@@ -33,8 +33,7 @@ enum {
     LAYER_BLOCK = LAYER_STEPS * 1024,
     LAYER_BLOCKS = 2, /* of a warp's ring: to ask for more takes longer than it hides */
     LAYER_RING = DECODE_WARPS * LAYER_BLOCKS * LAYER_BLOCK,
-    LAYER_SHARED = 184 * 1024, /* what the attention leaves of it */
-    LAYER_L2 = 28 << 20        /* bytes that may wait in the L2 */
+    LAYER_SHARED = 184 * 1024 /* what the attention leaves of it */
 };
 
 /* Dynamic shared memory: cosines and sines, partial sums, the rings, the tokens' rows. */
@@ -107,14 +106,14 @@ SOP_DEV void layer_fetch_l2(const void *p, int bytes)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 }
 
-/* This CTA's share of the first `most` bytes of something, into the L2. One warp. */
-SOP_DEV void layer_prefetch(const void *p, int64_t bytes, int64_t most)
+/* This CTA's share of something small, into the L2. One warp. */
+SOP_DEV void layer_prefetch(const void *p, int bytes)
 {
     enum { PIECE = 2048 };
-    const int64_t end = min(bytes, most) / 16 * 16;
-    int64_t at = ((int64_t)blockIdx.x * 32 + threadIdx.x % 32) * PIECE;
-    for (; at < end; at += (int64_t)gridDim.x * 32 * PIECE)
-        layer_fetch_l2((const char *)p + at, (int)min((int64_t)PIECE, end - at));
+    const int end = bytes / 16 * 16;
+    int at = ((int)blockIdx.x * 32 + (int)threadIdx.x % 32) * PIECE;
+    for (; at < end; at += (int)gridDim.x * 32 * PIECE)
+        layer_fetch_l2((const char *)p + at, min((int)PIECE, end - at));
 }
 
 /* What the two rows of a thread are: 8 rows apart, of two weights, half a head apart. */
@@ -406,11 +405,9 @@ static __global__ __launch_bounds__(LAYER_THREADS, 1) void sop_layer_decode_sm90
     layer_start<T, HEAD>(p.weight[0], layer_kind(0), ring, &walk);
     /* What a step brings, counts, lengths, positions, slots, was there before its first kernel began. */
     const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
-    if (warp < 2) layer_prefetch(p.norm[warp].w, 4 * p.d, 4 * p.d);
+    if (warp < 2) layer_prefetch(p.norm[warp].w, 4 * p.d);
     if (warp >= 2 && warp < 5 && p.weight[0].bias[warp - 2])
-        layer_prefetch(p.weight[0].bias[warp - 2], 4 * p.weight[0].n[warp - 2], 1 << 20);
-    if (warp == 5)
-        layer_prefetch(p.weight[1].w[0], 2 * (int64_t)p.weight[1].n[0] * p.weight[1].k, LAYER_L2);
+        layer_prefetch(p.weight[0].bias[warp - 2], 4 * p.weight[0].n[warp - 2]);
     if (tid < tokens) slots[tid] = p.slots[tid];
     for (int i = tid; i < tokens * (HEAD / 2); i += LAYER_THREADS) {
         float sine, cosine;
@@ -455,10 +452,6 @@ static __global__ __launch_bounds__(LAYER_THREADS, 1) void sop_layer_decode_sm90
         if (product == 3) break;
         layer_arrive(p.met);
         layer_start<T, HEAD>(p.weight[product + 1], layer_kind(product + 1), ring, &walk);
-        const int64_t bytes = 2 * (int64_t)p.weight[2].n[0] * p.weight[2].k;
-        if (product == 0 && warp < 2) layer_prefetch(p.weight[2].w[warp], bytes, LAYER_L2 / 3);
-        if (product == 0 && warp == 2 && 3 * bytes <= LAYER_L2)
-            layer_prefetch(p.weight[3].w[0], bytes, LAYER_L2);
         layer_wait(p.met, ++meetings * grid);
         if (product > 0) continue;
         decode_body<T, T, HEAD, false, false>(p.attention, sh);
