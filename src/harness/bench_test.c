@@ -110,12 +110,15 @@ static void calls_go_through_many_sets_of_random_operands(void)
     for (int i = 0; i < 8; i++) CHECK(seen.x[i] != NULL);
 }
 
-/* P-TUN-02: twice the work takes about twice the time. */
+/* P-TUN-02: twice the work takes about twice the time. In turns: a machine is not as fast at all times. */
 static void time_follows_the_work(void)
 {
     const sop_row *ref = &sop_op_softmax.rows[sop_op_softmax.n_rows - 1];
-    const double once = bench_one(&sop_op_softmax, "tokens=4 dim=1000", ref->run).min_s;
-    const double twice = bench_one(&sop_op_softmax, "tokens=8 dim=1000", ref->run).min_s;
+    double once = INFINITY, twice = INFINITY;
+    for (int i = 0; i < 8; i++) {
+        once = fmin(once, bench_one(&sop_op_softmax, "tokens=4 dim=1000", ref->run).min_s);
+        twice = fmin(twice, bench_one(&sop_op_softmax, "tokens=8 dim=1000", ref->run).min_s);
+    }
     CHECK(twice > 1.6 * once && twice < 2.6 * once);
 }
 
