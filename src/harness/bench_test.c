@@ -110,7 +110,7 @@ static void calls_go_through_many_sets_of_random_operands(void)
     for (int i = 0; i < 8; i++) CHECK(seen.x[i] != NULL);
 }
 
-/* P-TUN-02: twice the work takes about twice the time. In turns: a machine is not as fast at all times. */
+/* P-TUN-02: twice the work takes about twice the time. In turns: a machine is not always as fast. */
 static void time_follows_the_work(void)
 {
     const sop_row *ref = &sop_op_softmax.rows[sop_op_softmax.n_rows - 1];

@@ -10,7 +10,7 @@ struct sop_attention_args {
     const void *q, *k_pool, *v_pool;
     const int32_t *table, *q_start, *kv_len, *live;
     const float *k_scales, *v_scales; /* of pools of codes */
-    const float *slopes, *sinks; /* or NULL, as is the mask */
+    const float *slopes, *sinks;      /* or NULL, as is the mask */
     const void *mask;
     void *o;
     float *lse; /* or NULL */

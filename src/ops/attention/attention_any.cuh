@@ -22,7 +22,7 @@ SOP_DEV float sop_mask_at(const void *mask, int32_t dtype, int64_t i)
 }
 
 static __global__ __launch_bounds__(256, 4) void sop_attention_any(const sop_attention_desc d,
-                                                                const sop_attention_args a)
+                                                                   const sop_attention_args a)
 {
     enum { TILE = 64, CHANNELS = 256 };
     __shared__ float score[TILE], weight[TILE], part[256];

@@ -60,17 +60,16 @@ SOP_DEV void decode_segment_at(const int *prefix, int heads, int seg_cost, int u
     if constexpr (WORDS == 4) \
         asm volatile("ld.global" CACHE "L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" \
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) \
-                     : "l"(p) __VA_ARGS__); \
+                     : "l"(p)__VA_ARGS__); \
     else if constexpr (WORDS == 2) \
         asm volatile("ld.global" CACHE "L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" \
                      : "=r"(x[0]), "=r"(x[1]) \
-                     : "l"(p) __VA_ARGS__); \
+                     : "l"(p)__VA_ARGS__); \
     else \
         asm volatile("ld.global" CACHE "L1::no_allocate.L2::128B.u32 %0, [%1];" \
                      : "=r"(x[0]) \
-                     : "l"(p) __VA_ARGS__)
-template <bool FIXED, int WORDS>
-SOP_DEV void decode_load(uint32_t *to, const void *p, bool live)
+                     : "l"(p)__VA_ARGS__)
+template <bool FIXED, int WORDS> SOP_DEV void decode_load(uint32_t *to, const void *p, bool live)
 {
     uint32_t x[WORDS] = {};
     if (live && FIXED) {
@@ -149,10 +148,11 @@ template <int HEAD> struct decode_regs {
 template <int HEAD> struct decode_shared {
     enum { WIDE = HEAD > 128, AT_ONCE = WIDE ? DECODE_WARPS / 2 : DECODE_WARPS };
     enum { MOST = DECODE_MOST_TOKENS, PITCH = HEAD + 4 };
-    uint4 q[WIDE ? HEAD / 32 : 1][WIDE ? 32 : 1];              /* 16-byte chunks of the lanes */
-    decode_segment seg[WIDE ? DECODE_WARPS : 1];               /* that a warp is at */
-    int prefix[MOST + 1], warp_sum[DECODE_WARPS], start_token; /* costs of one head before a query */
-    int seq_of[MOST], lo_of[MOST], hi_of[MOST];                /* the keys that each query sees */
+    uint4 q[WIDE ? HEAD / 32 : 1][WIDE ? 32 : 1]; /* 16-byte chunks of the lanes */
+    decode_segment seg[WIDE ? DECODE_WARPS : 1];  /* that a warp is at */
+    int prefix[MOST + 1], warp_sum[DECODE_WARPS],
+        start_token;                            /* costs of one head before a query */
+    int seq_of[MOST], lo_of[MOST], hi_of[MOST]; /* the keys that each query sees */
     float m[DECODE_WARPS][DECODE_GROUP], l[DECODE_WARPS][DECODE_GROUP];
     float o[AT_ONCE][DECODE_GROUP * PITCH];
 };
@@ -200,7 +200,8 @@ template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared
             const int pos = tid - q0 + keys - (q1 - q0), hi = !p.causal ? keys : max(pos + 1, 0);
             sh.lo_of[tid] = min(p.window > 0 ? max(pos - p.window + 1, 0) : 0, hi);
             sh.hi_of[tid] = hi;
-            cost = hi > sh.lo_of[tid] ? (hi + UNIT - 1) / UNIT - sh.lo_of[tid] / UNIT + p.seg_cost : 0;
+            cost =
+                hi > sh.lo_of[tid] ? (hi + UNIT - 1) / UNIT - sh.lo_of[tid] / UNIT + p.seg_cost : 0;
         }
     }
     int sum = cost;
@@ -254,7 +255,8 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
 
     /* the loads run two steps ahead of the arithmetic, across segments: page, then K and V */
     decode_segment ahead, narrow;
-    decode_segment &seg = WIDE ? sh.seg[warp] : narrow; /* rarely read: no place in full registers */
+    decode_segment &seg =
+        WIDE ? sh.seg[warp] : narrow; /* rarely read: no place in full registers */
     ahead.token = seg.token = sh.start_token;
     decode_segment_at(prefix, n_heads, p.seg_cost, u0, u1, &ahead);
     int u = ahead.begin + warp, next_page = 0, next_at = 0, next_lo = 0, next_hi = 0, next_head = 0;
@@ -340,17 +342,18 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         }
     };
     float slope[2]; /* of heads 2t and 2t + 1 of the piece, in units of the scores */
-    auto next_segment = [&](int at) { /* false: no unit left for this CTA */
-        if (at >= u1) return false;
-        decode_segment_at(prefix, n_heads, p.seg_cost, at, u1, &seg);
-        if (seg.begin >= seg.end) return false;
-        for (int r = 0; ALIBI && r < 2; r++) {
-            const int i = seg.head % p.parts * GROUP + 2 * t + r;
-            slope[r] = i < p.group ? p.a.slopes[seg.head / p.parts * p.group + i] : 0;
-            slope[r] *= p.cap > 0 ? 1.44269504f : 1 / p.scale;
-        }
-        return true;
-    };
+    auto next_segment =
+        [&](int at) { /* false: no unit left for this CTA */
+                      if (at >= u1) return false;
+                      decode_segment_at(prefix, n_heads, p.seg_cost, at, u1, &seg);
+                      if (seg.begin >= seg.end) return false;
+                      for (int r = 0; ALIBI && r < 2; r++) {
+                          const int i = seg.head % p.parts * GROUP + 2 * t + r;
+                          slope[r] = i < p.group ? p.a.slopes[seg.head / p.parts * p.group + i] : 0;
+                          slope[r] *= p.cap > 0 ? 1.44269504f : 1 / p.scale;
+                      }
+                      return true;
+        };
     bool more = next_segment(u0);
     if (more) fetch_q();
     if (WIDE) __syncthreads();
@@ -429,7 +432,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         if (WIDE) __syncwarp(); /* all lanes have read it */
         more = next_segment(done.end);
         if (!WIDE && more) fetch_q(); /* they come in under the merge */
-        /* 8 warps into one, by head and by row of the products */
+                                      /* 8 warps into one, by head and by row of the products */
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             for (int z = 4; z < 32; z *= 2) l[r] += __shfl_xor_sync(~0u, l[r], z);

@@ -274,12 +274,17 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                                  s[i] = out - __fdividef(2 * out, exp2_fast(in * s[i]) + 1);
         };
         float slope = 0; /* of the head, in units of s */
-        auto lean = [&](int at, int j0) { /* by alibi; at and j0 as in mask() */
-            const float to = (float)(at + c * 64 + warp * 16 + lane / 4 - j0 - lane % 4 * 2);
+        auto lean =
+            [&](int at,
+                int j0) { /* by alibi; at and j0 as in mask() */
+                          const float to =
+                              (float)(at + c * 64 + warp * 16 + lane / 4 - j0 - lane % 4 * 2);
 #pragma unroll
-            for (int i = 0; i < 64; i++)
-                s[i] = fmaf(-slope, fabsf(to + (float)((i & 2) * 4 - i / 4 * 8 - (i & 1))), s[i]);
-        };
+                          for (int i = 0; i < 64; i++)
+                              s[i] = fmaf(-slope,
+                                          fabsf(to + (float)((i & 2) * 4 - i / 4 * 8 - (i & 1))),
+                                          s[i]);
+            };
         /* what a query at position `at` + row does not see in the tile that begins at key j0 */
         auto mask = [&](int at, int keys, int j0) {
 #pragma unroll

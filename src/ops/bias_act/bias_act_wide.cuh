@@ -67,8 +67,8 @@ static __global__ __launch_bounds__(256) void sop_bias_act_wide(const sop_bias_a
 #pragma unroll
         for (int e = 0; e < N; e++) {
             if (r && !after) v[e] += more[e];
-            v[e] = ACT == SOP_ACT_GELU && sizeof(T) == 2 ? sop_gelu_near(v[e])
-                                                         : sop_act_of(ACT, v[e]);
+            v[e] =
+                ACT == SOP_ACT_GELU && sizeof(T) == 2 ? sop_gelu_near(v[e]) : sop_act_of(ACT, v[e]);
             if (r && after) v[e] += more[e];
         }
         wide_store(y + i, v);

@@ -9,7 +9,8 @@ extern "C" const char *sop_bias_act_wide_refuse(const void *desc)
     const sop_bias_act_desc *d = (const sop_bias_act_desc *)desc;
     const int64_t strides[] = {d->x_stride, d->r_stride, d->y_stride};
     if (d->x_dtype != d->y_dtype) return "types of x and y differ";
-    if (d->r_dtype != d->y_dtype && d->r_dtype != SOP_F32) return "r is neither of y's type nor f32";
+    if (d->r_dtype != d->y_dtype && d->r_dtype != SOP_F32)
+        return "r is neither of y's type nor f32";
     if (d->tokens > INT32_MAX / (d->dim / 2048 + 1)) return "too many blocks";
     return sop_wide_refuse(d->y_dtype, d->dim, strides, 3);
 }

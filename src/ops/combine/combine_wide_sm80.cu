@@ -8,7 +8,8 @@ extern "C" const char *sop_combine_wide_refuse(const void *desc)
 {
     const sop_combine_desc *d = (const sop_combine_desc *)desc;
     const int64_t strides[] = {d->x_stride, d->r_stride, d->y_stride};
-    if (d->y_dtype != d->x_dtype && d->y_dtype != SOP_F32) return "y is neither of x's type nor f32";
+    if (d->y_dtype != d->x_dtype && d->y_dtype != SOP_F32)
+        return "y is neither of x's type nor f32";
     if (d->r_dtype != d->y_dtype) return "types of r and y differ";
     if (d->tokens > INT32_MAX / (d->dim / 1024 + 1)) return "too many blocks";
     return sop_wide_refuse(d->x_dtype, d->dim, strides, 3);

@@ -18,14 +18,17 @@ static int64_t strips_of(const sop_experts_desc *d)
 extern "C" const char *sop_experts_gemm_refuse(const void *desc)
 {
     const sop_experts_desc *d = (const sop_experts_desc *)desc;
-    if (d->w_dtype != SOP_BF16 && d->w_dtype != SOP_F16) return "the weight is neither bf16 nor f16";
+    if (d->w_dtype != SOP_BF16 && d->w_dtype != SOP_F16)
+        return "the weight is neither bf16 nor f16";
     if (d->x_dtype != d->w_dtype) return "x has not the weight's type";
     if (d->y_dtype != d->w_dtype && d->y_dtype != SOP_F32)
         return "y is neither f32 nor of the weight's type";
     if (!d->n || !d->k) return "an extent is 0";
     if (d->n % 8) return "rows of a weight are no multiple of 8";
-    if (d->x_stride % 8 || d->y_stride % 8) return "rows of x or y are no multiple of 16 bytes apart";
-    if (d->w_stride % 8 || d->w_expert % 8) return "rows of a weight are no multiple of 16 bytes apart";
+    if (d->x_stride % 8 || d->y_stride % 8)
+        return "rows of x or y are no multiple of 16 bytes apart";
+    if (d->w_stride % 8 || d->w_expert % 8)
+        return "rows of a weight are no multiple of 16 bytes apart";
     if (d->w_expert >= (int64_t)1 << 39) return "the weights are too far apart";
     if (d->experts > 1024) return "over 1024 experts";
     if ((d->rows / 32 + d->experts) * strips_of(d) > INT32_MAX) return "too many tiles";
@@ -40,9 +43,8 @@ extern "C" sop_status sop_experts_gemm_plan(const void *desc, const int32_t *par
     const sop_experts_desc *d = (const sop_experts_desc *)desc;
     int64_t most = 32;
     while (most < 256 && most * d->experts * 2 < d->rows * 3) most *= 2;
-    const int64_t stages =
-        (SHARED_BYTES - experts_smem_bytes((int)most, 0, (int)d->experts)) /
-        experts_stage_bytes((int)most);
+    const int64_t stages = (SHARED_BYTES - experts_smem_bytes((int)most, 0, (int)d->experts)) /
+                           experts_stage_bytes((int)most);
     const int64_t tiles =
         (d->rows / most + (d->rows < d->experts ? d->rows : d->experts)) * strips_of(d);
     (void)params, (void)budget;
@@ -73,19 +75,19 @@ template <typename T> static sop_status run(const sop_call *call)
     a.y_f32 = d->y_dtype == SOP_F32;
     a.most = (int32_t)call->split->word[MOST];
     a.stages = (int32_t)call->split->word[STAGES];
-    const int64_t dims[3] = {d->k, d->n, d->experts}, strides[2] = {2 * d->w_stride, 2 * d->w_expert};
+    const int64_t dims[3] = {d->k, d->n, d->experts},
+                  strides[2] = {2 * d->w_stride, 2 * d->w_expert};
     const uint32_t box[3] = {EXPERTS_BK, EXPERTS_BN, 1};
-    sop_status s = sop_tensor_map(&maps.w, d->w_dtype, call->args[SOP_EXPERTS_W].data, 3, dims,
-                                  strides, box);
+    sop_status s =
+        sop_tensor_map(&maps.w, d->w_dtype, call->args[SOP_EXPERTS_W].data, 3, dims, strides, box);
     if (s == SOP_OK && !d->gather)
         s = sop_tensor_map_2d(&maps.x64, d->x_dtype, a.x, d->rows, d->k, d->x_stride, 64);
     if (s == SOP_OK && !d->gather)
         s = sop_tensor_map_2d(&maps.x8, d->x_dtype, a.x, d->rows, d->k, d->x_stride, 8);
     if (s != SOP_OK) return s;
-    return sop_launch_cluster(sop_experts_gemm_sm90<T>, (unsigned)call->split->word[GRID],
-                              EXPERTS_THREADS,
-                              (size_t)experts_smem_bytes(a.most, a.stages, a.experts), 1, call, maps,
-                              a);
+    return sop_launch_cluster(
+        sop_experts_gemm_sm90<T>, (unsigned)call->split->word[GRID], EXPERTS_THREADS,
+        (size_t)experts_smem_bytes(a.most, a.stages, a.experts), 1, call, maps, a);
 }
 
 extern "C" sop_status sop_experts_gemm_sm90(const sop_call *call)

@@ -85,8 +85,9 @@ SOP_DEV void experts_share(const experts_args &p, int *first_row, int *first_til
 }
 
 struct experts_tile {
-    int e, column;        /* expert; first row of its weight */
-    int row, live, width; /* first row of x, how many there are, and as how many they are multiplied */
+    int e, column; /* expert; first row of its weight */
+    int row, live,
+        width; /* first row of x, how many there are, and as how many they are multiplied */
 };
 
 /* Tile t, not below the one that was asked for before. In groups of 8 tiles of x, strips of the weight
@@ -122,9 +123,10 @@ SOP_DEV void experts_arrive_copied(uint32_t bar)
  * of the accumulator's tile. */
 SOP_DEV void experts_put_turned(uint32_t addr, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr),
-                 "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr),
+        "r"(a), "r"(b), "r"(c), "r"(d)
+        : "memory");
 }
 
 /* The widest product that hopper.cuh has for the first of n columns. */
@@ -147,7 +149,7 @@ template <typename T, int N, int AT, int ALL>
 SOP_DEV void experts_products(float (&d)[ALL], uint64_t a, uint64_t b)
 {
     enum { PART = experts_part<N>::N };
-    wgmma<T>::ss(*(float (*)[PART / 2])(d + AT / 2), a, desc_advance(b, AT * 128), 1);
+    wgmma<T>::ss(*(float(*)[PART / 2])(d + AT / 2), a, desc_advance(b, AT * 128), 1);
     if constexpr (N > PART) experts_products<T, N - PART, AT + PART>(d, a, b);
 }
 
@@ -165,7 +167,7 @@ static __device__ __forceinline__ void experts_multiply(const experts_args &p,
     const int tid = threadIdx.x % 128, warp = tid / 32, lane = tid % 32;
     const int nk = (p.k + EXPERTS_BK - 1) / EXPERTS_BK;
     float d[N / 2] = {}; /* else the compiler keeps those of all widths from tile to tile */
-    int before = 0; /* the stage before */
+    int before = 0;      /* the stage before */
     for (int kb = 0; kb < nk; kb++) {
         const uint32_t a = ring.base + ring.stage * experts_stage_bytes(p.most);
         const uint64_t da = desc_k_major(a + w * 64 * 128), db = desc_k_major(a + EXPERTS_W_BYTES);

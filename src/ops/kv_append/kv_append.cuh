@@ -32,16 +32,14 @@ static __global__ void sop_kv_append_any(const sop_kv_append_desc d, const void 
          e += (int64_t)gridDim.y * blockDim.x) {
         if (e < nk) {
             const int64_t h = e / d.k, i = e % d.k;
-            sop_append_one(k_pool, d.kv_dtype,
-                           page * d.kp_page + place * d.kp_token + h * d.kp_head + i,
-                           sop_load_any(k, d.x_dtype, t * d.k_stride + h * d.k_head + i), k_scales,
-                           h);
+            sop_append_one(
+                k_pool, d.kv_dtype, page * d.kp_page + place * d.kp_token + h * d.kp_head + i,
+                sop_load_any(k, d.x_dtype, t * d.k_stride + h * d.k_head + i), k_scales, h);
         } else {
             const int64_t h = (e - nk) / d.v, i = (e - nk) % d.v;
-            sop_append_one(v_pool, d.kv_dtype,
-                           page * d.vp_page + place * d.vp_token + h * d.vp_head + i,
-                           sop_load_any(v, d.x_dtype, t * d.v_stride + h * d.v_head + i), v_scales,
-                           h);
+            sop_append_one(
+                v_pool, d.kv_dtype, page * d.vp_page + place * d.vp_token + h * d.vp_head + i,
+                sop_load_any(v, d.x_dtype, t * d.v_stride + h * d.v_head + i), v_scales, h);
         }
     }
 }

@@ -21,12 +21,12 @@ static sop_status launch(const sop_call *call, unsigned threads)
 {
     const sop_layernorm_desc *d = (const sop_layernorm_desc *)call->desc;
     const sop_operand *a = call->args;
-    return sop_launch(
-        sop_layernorm_wide<X, R, Y, REP>, (unsigned)d->tokens, threads, call, *d,
-        (const X *)a[SOP_LAYERNORM_X].data, (const R *)a[SOP_LAYERNORM_R].data,
-        (const float *)a[SOP_LAYERNORM_W].data, (const float *)a[SOP_LAYERNORM_B].data,
-        (const int32_t *)a[SOP_LAYERNORM_LIVE].data, (R *)a[SOP_LAYERNORM_R_OUT].data,
-        (Y *)a[SOP_LAYERNORM_Y].data);
+    return sop_launch(sop_layernorm_wide<X, R, Y, REP>, (unsigned)d->tokens, threads, call, *d,
+                      (const X *)a[SOP_LAYERNORM_X].data, (const R *)a[SOP_LAYERNORM_R].data,
+                      (const float *)a[SOP_LAYERNORM_W].data,
+                      (const float *)a[SOP_LAYERNORM_B].data,
+                      (const int32_t *)a[SOP_LAYERNORM_LIVE].data, (R *)a[SOP_LAYERNORM_R_OUT].data,
+                      (Y *)a[SOP_LAYERNORM_Y].data);
 }
 
 /* A sum has one shape for a dim, however many tokens there are: bits do not depend on the batch. */

@@ -17,9 +17,7 @@ static __global__ void sop_linear_finish(const S *staged, const finish_args a, T
 {
     const int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     const int64_t width = a.n[0] + a.n[1] + a.n[2];
-    const float *bias = i < a.n[0]            ? a.bias[0]
-                        : i < a.n[0] + a.n[1] ? a.bias[1]
-                                              : a.bias[2];
+    const float *bias = i < a.n[0] ? a.bias[0] : i < a.n[0] + a.n[1] ? a.bias[1] : a.bias[2];
     const int64_t from = i < a.n[0] ? 0 : i < a.n[0] + a.n[1] ? a.n[0] : a.n[0] + a.n[1];
     float b[8] = {0}, s[8];
     sop_begin();

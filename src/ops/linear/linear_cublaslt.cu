@@ -46,8 +46,9 @@ extern "C" sop_status sop_linear_cublaslt_plan(const void *desc, const int32_t *
     const sop_linear_desc *d = (const sop_linear_desc *)desc;
     (void)params;
     (void)facts;
-    *split = {{0}, SOP_CUBLASLT_ALIGNMENT + SOP_CUBLASLT_WORKSPACE +
-                       (size_t)(d->tokens * width(d)) * (stage_dtype(d) == SOP_F32 ? 4 : 2)};
+    *split = {{0},
+              SOP_CUBLASLT_ALIGNMENT + SOP_CUBLASLT_WORKSPACE +
+                  (size_t)(d->tokens * width(d)) * (stage_dtype(d) == SOP_F32 ? 4 : 2)};
     return split->scratch_bytes <= budget ? SOP_OK : SOP_E_LIMIT;
 }
 
@@ -65,8 +66,8 @@ static sop_status find_ways(const sop_linear_desc *d, struct ways *ways)
 {
     for (int j = 0; j < 3; j++) {
         if (!d->n[j]) continue;
-        sop_cublaslt_product p = {d->tokens,      d->n[j],       d->k,           d->x_stride,
-                                  d->w_stride[j], width(d),      d->w_dtype[0], stage_dtype(d)};
+        sop_cublaslt_product p = {d->tokens,      d->n[j],  d->k,          d->x_stride,
+                                  d->w_stride[j], width(d), d->w_dtype[0], stage_dtype(d)};
         sop_status s = sop_cublaslt_plan_product(ways->lt, &p, &ways->to_stage[j]);
         p.y_stride = d->y_stride < width(d) ? width(d) : d->y_stride; /* of one row it is free */
         p.y_dtype = d->y_dtype;
@@ -117,10 +118,11 @@ static sop_status finish(const sop_call *call, const void *staged)
     const bool wide = stage_dtype(d) == SOP_F32;
     switch (d->y_dtype) {
     case SOP_F32: return finish<float, float>(call, staged);
-    case SOP_F16: return wide ? finish<float, __half>(call, staged)
-                              : finish<__half, __half>(call, staged);
-    default: return wide ? finish<float, __nv_bfloat16>(call, staged)
-                         : finish<__nv_bfloat16, __nv_bfloat16>(call, staged);
+    case SOP_F16:
+        return wide ? finish<float, __half>(call, staged) : finish<__half, __half>(call, staged);
+    default:
+        return wide ? finish<float, __nv_bfloat16>(call, staged)
+                    : finish<__nv_bfloat16, __nv_bfloat16>(call, staged);
     }
 }
 

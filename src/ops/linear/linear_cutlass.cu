@@ -10,7 +10,7 @@ namespace std
 {
 extern istream cin;
 extern ostream cout, cerr, clog;
-}
+} // namespace std
 #include <cutlass/cutlass.h>
 #include <cutlass/epilogue/thread/linear_combination.h>
 #include <cutlass/gemm/kernel/default_gemm.h>
@@ -74,10 +74,9 @@ template <typename T, typename Y> static sop_status run(const sop_call *call, in
         {(T *)call->args[SOP_LINEAR_W0 + j].data, d->w_stride[j]},
         {bias ? (Y *)const_cast<float *>(bias) : y, bias ? 0 : d->y_stride}, {y, d->y_stride},
         {1.0f, bias ? 1.0f : 0.0f});
-    return sop_launch_cluster(sop_linear_cutlass<product>,
-                              swizzle::get_grid_shape(tiles), product::kThreadCount,
-                              sizeof(typename product::SharedStorage), 1, call, params,
-                              (const int32_t *)call->args[SOP_LINEAR_LIVE].data);
+    return sop_launch_cluster(sop_linear_cutlass<product>, swizzle::get_grid_shape(tiles),
+                              product::kThreadCount, sizeof(typename product::SharedStorage), 1,
+                              call, params, (const int32_t *)call->args[SOP_LINEAR_LIVE].data);
 }
 
 template <typename T, typename Y> static sop_status run_all(const sop_call *call)

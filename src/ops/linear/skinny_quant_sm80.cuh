@@ -196,8 +196,8 @@ template <int STEPS> struct quant_format<SOP_Q8_0, STEPS> {
         for (int r = 0; r < 4; r++)
 #pragma unroll
             for (int i = 0; i < GROUPS; i++)
-                s.d[r][i] = __half2float(
-                    *(const __half *)(row + at + r * on + (GROUPS * u + i) * 34));
+                s.d[r][i] =
+                    __half2float(*(const __half *)(row + at + r * on + (GROUPS * u + i) * 34));
     }
     template <typename T> SOP_DEV uint32_t pair(const uint32_t *w, int step, int i, uint32_t)
     {
@@ -218,8 +218,8 @@ template <int STEPS> struct quant_format<SOP_I4_128, STEPS> {
         for (int r = 0; r < 4; r++) {
             const uint32_t head = quant_word(row + at + r * on + u * UNIT / 128 * 68); /* d, z, 0 */
             s.d[r][0] = __half2float(__ushort_as_half((unsigned short)head));
-            s.zero[r] = __byte_perm(head, 0, 0x4242) |
-                        (quant_pair<T>::MAGIC | quant_pair<T>::SIGNS);
+            s.zero[r] =
+                __byte_perm(head, 0, 0x4242) | (quant_pair<T>::MAGIC | quant_pair<T>::SIGNS);
         }
     }
     /* A word's low bits are step 2 i, its high ones 2 i + 1. */
@@ -233,7 +233,8 @@ template <int STEPS> struct quant_format<SOP_Q4_K, STEPS> {
     enum { WORDS = STEPS / 2, GROUPS = STEPS / 2, MIN = 1, UNIT = 16 * STEPS };
     SOP_DEV uint32_t word(const uint8_t *row, int at, int u, int c, int i)
     {
-        return quant_word(row + at + u * UNIT / 256 * 144 + 16 + u * UNIT % 256 / 2 + 16 * i + 4 * c);
+        return quant_word(row + at + u * UNIT / 256 * 144 + 16 + u * UNIT % 256 / 2 + 16 * i +
+                          4 * c);
     }
     /* Each lane of a row's four takes the scales of one row apart, for all. */
     template <typename T>
@@ -307,7 +308,8 @@ template <> struct quant_x<float> {
 
 struct quant_walk {
     int tile, kb;
-    int j, row, at, rows; /* of the tile: weight, first row, column of y of the weight's first row */
+    int j, row, at,
+        rows; /* of the tile: weight, first row, column of y of the weight's first row */
 };
 
 SOP_DEV void quant_tile(quant_walk *w, const quant_args &p, int tile)
@@ -414,7 +416,11 @@ SOP_DEV void quant_unit(const uint8_t *row, int at, int on, const uint8_t *x, in
 {
     typedef quant_format<FORMAT, STEPS> F;
     typedef typename quant_x<X>::type T;
-    enum { GROUPS = F::GROUPS, PLANES = quant_x<X>::PLANES, X_PITCH = (64 * STEPS + 16) * sizeof(X) };
+    enum {
+        GROUPS = F::GROUPS,
+        PLANES = quant_x<X>::PLANES,
+        X_PITCH = (64 * STEPS + 16) * sizeof(X)
+    };
     const int c = threadIdx.x % 4;
     const uint32_t ones[4] = {quant_pair<T>::ONES, quant_pair<T>::ONES, quant_pair<T>::ONES,
                               quant_pair<T>::ONES};
@@ -535,7 +541,8 @@ static __global__ __launch_bounds__(QUANT_THREADS, NT <= 2 ? 2 : 1) void sop_ski
             const uint8_t *from = quant_smem + stage * stage_bytes;
             /* how far inside its first piece the row starts; the same 8 rows on */
             const int inside = (int)((unsigned)(w.row + row0 + g) * (unsigned)p.w_stride[w.j] +
-                                     (unsigned)(w.kb * (BYTES & 15))) & 15;
+                                     (unsigned)(w.kb * (BYTES & 15))) &
+                               15;
             const int at = (row0 + g) * pitch + inside;
             const uint8_t *x = from + QUANT_ROWS * pitch + g * quant_x_pitch(K, sizeof(X)) +
                                (16 * STEPS * u + 4 * c) * (int)sizeof(X);
