@@ -3,7 +3,7 @@
 #   tests/cli_test.sh SUPEROP
 superop=$(realpath "${1:?usage: cli_test.sh SUPEROP}")
 . "$(dirname "$(realpath "$0")")/lib.sh"
-verbs="run tokenize detokenize info explain ops check bench pull"
+verbs="run tokenize detokenize info explain ops check bench tune pull"
 usage() { says 2 "$@"; }
 prints() { # TEXT COMMAND...: ends with 0 and prints this
     text=$1
@@ -60,6 +60,7 @@ plugin() { # NAME [SED COMMAND...]: tests/plugins/vendor.c, changed
 }
 plugin right -e ''
 plugin wrong -e 's/a\[i\] + b\[i\]/a[i] - b[i]/'
+plugin slow -e 's/= call->desc;/&\n    for (volatile int i = 0; i < 100000; i++) continue;/'
 plugin calls -e 's/= call->desc;/&\n    if (sop_workers(call->queue) < 1) return SOP_E_DEVICE;/'
 plugin gates -e 's/{"add"}/{"gated"}/' -e '/return d->a_dtype/s/.*/    return d ? "the vendor does no gates" : NULL;/'
 plugin spans -e 's/{"add"}/{NULL}/' -e 's/\.refuse = refuse,/.span = ops_of_span,/' \
@@ -77,6 +78,15 @@ check "a plug-in that is wrong is found out, alone" fails
 check "a plug-in may call the library" prints " 0 failed" "$superop" check --plugin "$tmp/calls.so"
 check "a plug-in's span is a skip" prints "0 passed, 0 failed, 1 skipped" \
     "$superop" check --plugin "$tmp/spans.so"
+tuned() { XDG_CACHE_HOME=$tmp/tuned "$superop" "$@"; }
+check "variants of a shape are measured" prints "1 shapes measured" \
+    tuned tune rmsnorm tokens=3 dim=77 --seconds 0.02 --plugin "$tmp/right.so"
+slow() { # a plug-in's slow add is first until it is measured
+    tuned tune add tokens=3 dim=77 --seconds 0.05 --plugin "$tmp/slow.so" | tee "$tmp/out"
+    grep -q '^  vendor:add_f32 .* served before$' "$tmp/out" && grep -q '^  add.* from now on$' "$tmp/out" &&
+        tuned tune add tokens=3 dim=77 --seconds 0.05 --plugin "$tmp/slow.so" | grep -q '^  add.*  serves$'
+}
+check "the faster one serves from then on" slow
 check "a plug-in is timed beside the library" prints "vendor:add_f32" \
     "$superop" bench add tokens=3 dim=77 --seconds 0.05 --plugin "$tmp/right.so"
 check "a plug-in that is not there is said" says 3 "/no/such.so" \
@@ -119,6 +129,11 @@ check "a wrong workload brings the nearest" usage "did you mean 'field'?" \
 printf '{"steps":[[3,0]]}' >"$tmp/steps.json"
 check "a length of 0 is said" says 3 "length 1 of step 0" \
     "$superop" bench --workload "$tmp/steps.json" -m "$shape"
+tuned_model() {
+    tuned tune -m "$tiny" --seconds 0.01 | tail -1 | grep -q 'shapes measured' &&
+        tuned explain -m "$tiny" | grep -q 'not .*: measured slower here'
+}
+check "a model's shapes are measured, and explain says so" tuned_model
 check "a model can be timed" prints "decode" "$superop" bench -m "$tiny" --prefill 8 --decode 4 -r 2
 check "a full disk is not success" sh -c "$superop help >/dev/full 2>'$tmp/full'; [ \$? = 1 ]"
 report

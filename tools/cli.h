@@ -56,7 +56,7 @@ typedef struct cli_verb {
 #define CLI_N(array) ((int)(sizeof(array) / sizeof *(array)))
 
 extern const cli_verb verb_run, verb_tokenize, verb_detokenize, verb_info, verb_explain, verb_ops,
-    verb_check, verb_bench, verb_pull;
+    verb_check, verb_bench, verb_tune, verb_pull;
 
 /* Parses argv into the verb's options and runs it. */
 int cli_run(const cli_verb *verb, int argc, char **argv);

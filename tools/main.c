@@ -5,7 +5,7 @@
 
 static const cli_verb *const verbs[] = {
     &verb_run, &verb_tokenize, &verb_detokenize, &verb_info, &verb_explain,
-    &verb_ops, &verb_check,    &verb_bench,      &verb_pull,
+    &verb_ops, &verb_check,    &verb_bench,      &verb_tune, &verb_pull,
 };
 enum { N_VERBS = sizeof verbs / sizeof verbs[0] }; /* pointers, as they should be */
 

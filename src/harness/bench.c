@@ -23,7 +23,7 @@ struct sets {
     char *memory;
     size_t bytes;
     sop_operand *args;
-    int64_t n;
+    int64_t n, live; /* live -1: the calls say nothing of it */
 };
 
 /* A row on the way. */
@@ -67,30 +67,32 @@ static void fill_bytes(const sop_tensor *v, char *data, uint64_t seed)
 }
 
 /* Whether the call has this operand. */
-static int32_t has(const sop_op *op, const void *desc, int32_t role, sop_tensor *v)
+static int32_t has(const struct sets *s, const sop_op *op, const void *desc, int32_t role,
+                   sop_tensor *v)
 {
     op->view(desc, role, v);
-    return v->ndim > 0 && !(op->roles[role].flags & SOP_ROLE_LIVE) && !sop_droppable(op, role);
+    if (op->roles[role].flags & SOP_ROLE_LIVE) return v->ndim > 0 && s->live >= 0;
+    return v->ndim > 0 && !sop_droppable(op, role);
 }
 
 /* The operands of one set, in host memory. */
-static sop_status fill_set(uint32_t layout, const sop_op *op, const void *desc,
+static sop_status fill_set(const struct sets *s, const sop_op *op, const void *desc,
                            const sop_operand *args)
 {
     for (int32_t r = 0; r < op->n_roles; r++) {
         sop_tensor v;
-        if (!has(op, desc, r, &v)) continue;
-        if (!layout || !(op->roles[r].flags & SOP_ROLE_WEIGHT)) {
+        if (!has(s, op, desc, r, &v)) continue;
+        if (!s->layout || !(op->roles[r].flags & SOP_ROLE_WEIGHT)) {
             fill_bytes(&v, args[r].data, 77 + (uint64_t)r);
             continue;
         }
         char *plain = malloc(v.bytes);
         if (!plain) return sop_fail(SOP_E_NOMEM, "bench: a weight of %zu bytes", v.bytes);
         fill_bytes(&v, plain, 77 + (uint64_t)r);
-        op->pack(desc, r, layout, plain, args[r].data, 0, v.shape[0]);
+        op->pack(desc, r, s->layout, plain, args[r].data, 0, v.shape[0]);
         free(plain);
     }
-    if (op->fill) op->fill(desc, 0, -1, args); /* what the cost counts: all lengths alike */
+    if (op->fill) op->fill(desc, 0, s->live, args); /* what the cost counts: all lengths alike */
     return SOP_OK;
 }
 
@@ -113,7 +115,7 @@ static sop_status sets_init(struct sets *s, sop_device *d, const sop_op *op, con
     sop_operand first[SOP_MOST_ROLES] = {{0}};
     for (int32_t r = 0; r < op->n_roles; r++) {
         sop_tensor v;
-        if (!has(op, desc, r, &v)) continue;
+        if (!has(s, op, desc, r, &v)) continue;
         bytes[r] = s->layout && (op->roles[r].flags & SOP_ROLE_WEIGHT)
                        ? op->packed_bytes(desc, r, s->layout)
                        : v.bytes;
@@ -134,14 +136,14 @@ static sop_status sets_init(struct sets *s, sop_device *d, const sop_op *op, con
     sop_status status = d->ops->reserve(d, s->bytes, (void **)&s->memory);
     for (int32_t r = 0; r < op->n_roles && status == SOP_OK; r++) {
         sop_tensor v;
-        if (!has(op, desc, r, &v)) continue;
+        if (!has(s, op, desc, r, &v)) continue;
         first[r] = (sop_operand){host + at, bytes[r]};
         for (int64_t k = 0; k < s->n; k++)
             s->args[k * op->n_roles + r] =
                 (sop_operand){s->memory + (size_t)k * set + at, bytes[r]};
         at += rounded(bytes[r] + 1);
     }
-    if (status == SOP_OK) status = fill_set(s->layout, op, desc, first);
+    if (status == SOP_OK) status = fill_set(s, op, desc, first);
     if (status == SOP_OK) status = spread(s, d, host, set);
     free(host);
     return status;
@@ -302,7 +304,7 @@ enum { MOST_LAYOUTS = 4 };
 
 /* The sets of a row's layout, made when it is the first that wants them. */
 static sop_status sets_for(struct sets *all, sop_device *d, const sop_op *op, const void *desc,
-                           const sop_row *row, const struct sets **out)
+                           const sop_row *row, int64_t live, const struct sets **out)
 {
     const uint32_t layout = sop_row_packs(row) ? row->layout : 0;
     for (int32_t i = 0; i < MOST_LAYOUTS; i++) {
@@ -310,6 +312,7 @@ static sop_status sets_for(struct sets *all, sop_device *d, const sop_op *op, co
         *out = &all[i];
         if (all[i].n) return SOP_OK;
         all[i].layout = layout;
+        all[i].live = live;
         return sets_init(&all[i], d, op, desc);
     }
     return sop_fail(SOP_E_LIMIT, "bench: rows of %s want more than %d layouts", op->name,
@@ -317,7 +320,7 @@ static sop_status sets_for(struct sets *all, sop_device *d, const sop_op *op, co
 }
 
 sop_status sop_time_rows(sop_device *d, const sop_op *op, const sop_row *const *rows,
-                         int32_t n_rows, const void *desc, double seconds,
+                         int32_t n_rows, const void *desc, int64_t live, double seconds,
                          sop_bench_result *results)
 {
     struct sets sets[MOST_LAYOUTS] = {{0}};
@@ -342,7 +345,7 @@ sop_status sop_time_rows(sop_device *d, const sop_op *op, const sop_row *const *
         struct lane *l = &lanes[n++];
         l->row = rows[i];
         l->result = &results[i];
-        status = sets_for(sets, d, op, desc, rows[i], &l->sets);
+        status = sets_for(sets, d, op, desc, rows[i], live, &l->sets);
         if (status == SOP_OK) status = lane_init(l, d, op, desc);
     }
     const double from = sop_now_s();
@@ -365,7 +368,7 @@ sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows
 {
     sop_ceilings top;
     SOP_TRY(sop_ceilings_of(d, &top));
-    SOP_TRY(sop_time_rows(d, op, rows, n_rows, desc, seconds > 0 ? seconds : 1, results));
+    SOP_TRY(sop_time_rows(d, op, rows, n_rows, desc, -1, seconds > 0 ? seconds : 1, results));
     for (int32_t i = 0; i < n_rows; i++)
         if (results[i].n) hold_against(&top, rows[i], &results[i]);
     return SOP_OK;

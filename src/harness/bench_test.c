@@ -174,7 +174,7 @@ static sop_bench_result time_on_another(const char *text, sop_status (*run)(cons
     d->ops = &ops;
     replayed = 0;
     CHECK(sop_desc_parse(&sop_op_add, text, &desc) == SOP_OK);
-    CHECK(sop_time_rows(d, &sop_op_add, rows, 1, &desc, 0.4, &r) == SOP_OK);
+    CHECK(sop_time_rows(d, &sop_op_add, rows, 1, &desc, -1, 0.4, &r) == SOP_OK);
     d->ops = cpu_ops;
     sop_device_destroy(d);
     return r;

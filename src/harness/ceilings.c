@@ -164,7 +164,7 @@ static sop_status measure_reading(sop_device *d, double *rate)
     const sop_row *rows[] = {&row};
     const sop_roof_desc desc = {(int64_t)1 << 28}; /* many times any cache; a launch is 1 % of it */
     sop_bench_result r;
-    SOP_TRY(sop_time_rows(d, &reading, rows, 1, &desc, 0.2, &r));
+    SOP_TRY(sop_time_rows(d, &reading, rows, 1, &desc, -1, 0.2, &r));
     *rate = (double)desc.bytes / r.min_s;
     return SOP_OK;
 }
@@ -187,7 +187,7 @@ static sop_status measure_products(sop_device *d, double *rate)
             if (op->rows[i].device == SOP_DEVICE_CUDA && (op->rows[i].needs == 0) == floor)
                 rows[n++] = &op->rows[i];
         SOP_TRY(sop_desc_parse(op, shapes[floor], &desc));
-        SOP_TRY(sop_time_rows(d, op, rows, n, &desc, 0.3, results));
+        SOP_TRY(sop_time_rows(d, op, rows, n, &desc, -1, 0.3, results));
         for (int32_t i = 0; i < n; i++)
             if (results[i].n) *rate = fmax(*rate, results[i].flops_s);
     }

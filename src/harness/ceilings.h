@@ -1,5 +1,4 @@
-/* harness/ceilings.h: loops that do nothing but reach a limit of the processor, and times without
- * shares of one. The room's own. */
+/* harness/ceilings.h: loops that do nothing but reach a limit of the processor. The room's own. */
 #ifndef HARNESS_CEILINGS_H
 #define HARNESS_CEILINGS_H
 
@@ -7,11 +6,6 @@
 #include <stdint.h>
 
 #include "harness/harness.h"
-
-/* As sop_bench(), but for what results say of roofs. */
-sop_status sop_time_rows(sop_device *d, const sop_op *op, const sop_row *const *rows,
-                         int32_t n_rows, const void *desc, double seconds,
-                         sop_bench_result *results);
 
 typedef struct sop_ceiling_loops {
     void (*read)(const void *p, size_t bytes); /* bytes a multiple of 1024, p 64-byte aligned */

@@ -56,7 +56,7 @@ sop_status sop_check(sop_checker *c, const sop_op *op, const sop_row *const *row
  * out of more sets than the last-level cache holds, warm-up until two medians agree within 2 %, then
  * rounds in the order ABBA or BAAB, by chance. A sample is as many calls as take 50 us; on a card it is
  * a graph of as many as take 4 ms, which pass through all sets when that takes at most 16 ms. Planning
- * is not timed. Optional operands of the caller's choice are absent, no LIVE is given. */
+ * is not timed. Optional operands of the caller's choice are absent, as is LIVE. */
 
 /* What the machine can do at most with a device's threads, measured in this process: under half a
  * second the first time, a second on a card, then known. */
@@ -91,6 +91,12 @@ typedef struct sop_bench_result {
  * SOP_E_NOMEM, and what a row returned that failed. */
 sop_status sop_bench(sop_device *d, const sop_op *op, const sop_row *const *rows, int32_t n_rows,
                      const void *desc, double seconds, sop_bench_result *results);
+
+/* The same without roofs, for who compares rows alone. live: what the LIVE operand says, as in a step
+ * of a class whose bound it is under; -1: there is none. The cost, and so the rates, are of all rows. */
+sop_status sop_time_rows(sop_device *d, const sop_op *op, const sop_row *const *rows,
+                         int32_t n_rows, const void *desc, int64_t live, double seconds,
+                         sop_bench_result *results);
 
 /* The largest desc and number of roles that the harness handles. */
 enum { SOP_MOST_DESC_BYTES = 1024, SOP_MOST_ROLES = 16 };

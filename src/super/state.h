@@ -5,6 +5,7 @@
  *   place.c   buffers by liveness
  *   steps.c   a class of steps -> rows, calls
  *   run.c     a planned step -> done, with the ladder
+ *   shapes.c  what steps can ask of each operator
  *   explain.c */
 #ifndef SUPER_STATE_H
 #define SUPER_STATE_H
@@ -113,6 +114,15 @@ sop_status sop_run_steps(sop_super *s, sop_steps *steps);
 sop_status sop_run_again(sop_super *s, const sop_step_class *class);
 /* Records a plan that runs from a recording, unless it is there. */
 sop_status sop_run_record(sop_super *s, sop_steps *steps);
+
+/* shapes.c: each (op, desc, bound) once that a step of any class may be planned with; *out is the
+ * caller's to free. SOP_E_NOMEM. */
+typedef struct sop_shape {
+    const sop_op *op;
+    sop_any_desc desc;
+    uint32_t bound;
+} sop_shape;
+sop_status sop_super_shapes(const sop_super *s, sop_shape **out, int32_t *n);
 
 /* super.c: what model code calls. base_bytes: what the process held before the model was opened;
  * mapped: bytes of the weight file that steps read in place. */
