@@ -184,6 +184,6 @@ const cli_verb verb_check = {
     .more =
         "Without KEY=VALUE, an operator's own cases are checked; without an operator, the variants of\n"
         "--plugin alone. SOP_CPU_MASK=0 in the environment hides all special instructions, 1 all but\n"
-        "AVX2.\n",
+        "AVX2; SOP_CUDA_MASK=1 hides of a card what 8.0 has not.\n",
     .run = check_run,
 };

@@ -302,15 +302,17 @@ static const sop_device_ops cuda_ops = {
     .memory = cuda_memory,
 };
 
-/* What a card of this compute capability runs. */
+/* What a card of this compute capability runs, as far as the environment lets it. */
 static uint32_t features_of(int major, int minor)
 {
     const int capability = 10 * major + minor;
+    const char *mask = getenv("SOP_CUDA_MASK");
     uint32_t f = 0;
     if (capability >= 80) f |= SOP_CUDA_SM80;
     if (capability >= 89) f |= SOP_CUDA_SM89;
     if (capability >= 90) f |= SOP_CUDA_SM90;
     if (capability == 90) f |= SOP_CUDA_SM90A;
+    if (mask) f &= (uint32_t)strtoul(mask, NULL, 0);
     return f;
 }
 
