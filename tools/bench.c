@@ -6,9 +6,10 @@
 #include "cli.h"
 #include "harness/harness.h"
 #include "loaded.h"
+#include "sweep.h"
 #include "workload.h"
 
-static int64_t o_prefill = 512, o_decode = 128, o_repeats = 5, o_chunk;
+static int64_t o_prefill = 512, o_decode = 128, o_repeats = 5, o_chunk, o_sweep;
 static double o_seconds = 1;
 static const char *o_variant, *o_workload;
 static bool o_json;
@@ -262,7 +263,8 @@ static int bench_run(int n, char **args)
         return cli_fail(CLI_USAGE, "give an operator, -m MODEL or --workload NAME");
     if (n && loaded_model)
         return cli_fail(CLI_USAGE, "-m %s and %s: give one of them", loaded_model, args[0]);
-    if (!n) return bench_model();
+    if (o_sweep && n) return cli_fail(CLI_USAGE, "--sweep is of a model: give -m MODEL");
+    if (!n) return o_sweep ? sweep_run(o_sweep) : bench_model();
     const int code = cli_op(args[0], &op);
     return code ? code : bench_op(op, n - 1, args + 1);
 }
@@ -273,6 +275,9 @@ static const cli_option options[] = {
      .hi = 1e6},
     {"decode", 0, CLI_INT, &o_decode, "N", .help = "with -m: tokens one by one (128)", .hi = 1e6},
     {"repeats", 'r', CLI_INT, &o_repeats, "N", .help = "with -m: rounds (5)", .lo = 1, .hi = 1e4},
+    {"sweep", 0, CLI_INT, &o_sweep, "N",
+     .help = "with -m: look for cliffs at each N-th length up to 4,200, and each batch up to 64",
+     .lo = 1, .hi = 4200},
     {"workload", 'w', CLI_TEXT, &o_workload, "NAME",
      .help = "batches of prompts: field, short, or a file like those"},
     {"chunk", 0, CLI_INT, &o_chunk, "N",
@@ -296,6 +301,7 @@ const cli_verb verb_bench = {
                 "  superop bench linear m=64 n=3584 k=3584 w=bf16 x=bf16 y=bf16 --device cuda\n"
                 "  superop bench -m smollm2-135m --prefill 512 --decode 128 -r 5\n"
                 "  superop bench -m synth:qwen2-7b --device cuda\n"
+                "  superop bench -m synth:qwen2-0.5b-layer --sweep 16 --device cuda\n"
                 "  superop bench --workload field --device cuda --chunk 16384\n",
     .more =
         "Medians, with the least and the most (a model) or the least and the P95 (an operator);\n"
