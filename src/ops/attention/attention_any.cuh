@@ -89,10 +89,10 @@ static __global__ __launch_bounds__(256, 4) void sop_attention_any(const sop_att
     if (tid < channels) {
         for (int p = 1; p < n_parts; p++) sum += part[p * channels + tid];
         sop_store_any(a.o, d.o_dtype, t * d.o_stride + h * d.o_head + c0 + tid,
-                      l > 0 ? v_scale * (sum / l) : 0);
+                      l == 0 ? 0 : v_scale * (sum / l)); /* a NaN stays one */
     }
     if (a.lse && tid == 0 && blockIdx.z == 0)
-        a.lse[t * d.heads + h] = l > 0 ? m + logf(l) : -INFINITY;
+        a.lse[t * d.heads + h] = l == 0 ? -INFINITY : m + logf(l);
 }
 
 #endif

@@ -356,11 +356,11 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                         base = up;
                     }
                 }
-                inv[r] = l[r] > 0 ? keep / l[r] : 0;
+                inv[r] = l[r] == 0 ? 0 : keep / l[r]; /* a NaN stays one */
                 const int row = c * 64 + warp * 16 + lane / 4 + 8 * r;
                 if (p.a.lse && lane % 4 == 0 && row < rows)
                     p.a.lse[(int64_t)(row0 + row) * p.heads + head] =
-                        l[r] > 0 ? (base + log2f(l[r])) * 0.693147181f : -INFINITY;
+                        l[r] == 0 ? -INFINITY : (base + log2f(l[r])) * 0.693147181f;
                 if constexpr (sizeof(O) == 4) {
                     if (row >= rows) continue;
                     float *o = (float *)p.a.o + (row0 + row) * p.o_stride + head * p.o_head;

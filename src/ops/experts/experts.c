@@ -161,8 +161,8 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
-    {sizeof(sop_row), SOP_DEVICE_CUDA, "experts_gemm_sm90", "cuda", SOP_CUDA_SM90A, 0,
-     .refuse = sop_experts_gemm_refuse, .plan = sop_experts_gemm_plan,
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "experts_gemm_sm90", "cuda", SOP_CUDA_SM90A,
+     SOP_ROW_INVARIANT, .refuse = sop_experts_gemm_refuse, .plan = sop_experts_gemm_plan,
      .run = sop_experts_gemm_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "experts_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_experts_cuda},
