@@ -58,6 +58,20 @@ SOP_API SOP_MUST_USE sop_status sop_super_truncate(sop_super *s, int32_t seq, in
 SOP_API SOP_MUST_USE sop_status sop_super_step(sop_super *s, const sop_step_item *items,
                                                int32_t n_items, int32_t *next, float *logits);
 
+/** Run n_steps steps of one token of each sequence, one behind the other: each but the first takes the
+ * tokens that the one before sampled, which never leave the device meanwhile.
+ *
+ * items    as of sop_super_step(), n_ids 1 and want SOP_WANT_LAST; a row's sampling counter grows by 1 a
+ *          step
+ * n_steps  1 to SOP_MOST_AHEAD, and at most the tokens of a step
+ * next     [n_steps, n_items] receives what was sampled
+ *
+ * All of it or nothing, as a step. What to do about a token that ends a sequence is the caller's:
+ * sop_super_truncate(). Errors as of sop_super_step(). */
+SOP_API SOP_MUST_USE sop_status sop_super_ahead(sop_super *s, const sop_step_item *items,
+                                                int32_t n_items, int32_t n_steps, int32_t *next);
+enum { SOP_MOST_AHEAD = 64 };
+
 typedef struct sop_super_facts {
     int32_t max_tokens, max_seqs, max_outs; /* of one step */
     int64_t ctx;                            /* tokens of one sequence */

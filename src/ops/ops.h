@@ -8,5 +8,6 @@
 #define X(name) extern const sop_op sop_op_##name;
 SOP_OP_MAP(X)
 #undef X
+extern const sop_op sop_op_advance; /* ops/advance/advance.h: the super operator's own */
 
 #endif

@@ -33,7 +33,11 @@ sop_status sop_inputs_layout(sop_super *s)
             at += (input_bytes(s, k) + 63) & ~(size_t)63;
         }
     }
-    s->input_bytes = at;
+    s->step_at = at;
+    s->sent_bytes = at + 64;
+    s->said_at = s->sent_bytes;
+    s->input_bytes =
+        s->said_at + (((size_t)SOP_MOST_AHEAD * (size_t)s->facts.max_outs * 4 + 63) & ~(size_t)63);
     return SOP_OK;
 }
 
@@ -88,6 +92,12 @@ sop_status sop_inputs_send(sop_super *s, const sop_step_item *items, int32_t n_i
     live[SOP_EXTENT_TOKENS] = t;
     live[SOP_EXTENT_SEQS] = n_items;
     live[SOP_EXTENT_OUTS] = o;
-    if (s->staging == s->inputs) return SOP_OK;
-    return s->device->ops->copy(s->queue, s->inputs, s->staging, s->input_bytes, SOP_COPY_IN);
+    *(int32_t *)((char *)s->staging + s->step_at) = 0;
+    return s->staging == s->inputs ? SOP_OK : sop_inputs_send_again(s);
+}
+
+/* Not on a device that sees the host: there steps ahead have written over them. */
+sop_status sop_inputs_send_again(sop_super *s)
+{
+    return s->device->ops->copy(s->queue, s->inputs, s->staging, s->sent_bytes, SOP_COPY_IN);
 }

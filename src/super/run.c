@@ -4,19 +4,42 @@
  * and goes on from that module. Nothing sleeps. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/status.h"
 #include "super/state.h"
 
+enum { ALONE_STEPS = 1000 };
+
+/* Some faults take the device with them: nothing runs there until the process ends. What was under way
+ * alone is never used again; of several rows, the next start runs each alone until it knows which. */
+static void blame(sop_super *s, const char *row, sop_status status)
+{
+    char why[256];
+    if (status != SOP_E_DEVICE || s->blamed) return;
+    (void)snprintf(why, sizeof why, "%s", sop_last_error());
+    (void)!s->device->ops->wait(s->queue); /* may be the one that finds out */
+    s->blamed = s->device->ops->wait(s->queue) == SOP_E_INTERNAL;
+    if (s->blamed) {
+        (void)!sop_planner_quarantine(s->planner, row, why);
+        if (strcmp(row, SOP_RUN_TOGETHER) != 0)
+            (void)!sop_planner_release(s->planner, SOP_RUN_TOGETHER);
+        s->counts.quarantines++;
+    }
+    (void)sop_fail(status, "%s", why);
+}
+
 static sop_status submit(sop_super *s, const sop_node *node)
 {
-    if (!node->mark) return s->device->ops->submit(s->queue, node->row, &node->call);
+    const sop_device_ops *ops = s->device->ops;
+    if (!node->mark) return ops->submit(s->queue, node->row, &node->call);
+    SOP_TRY(ops->wait(s->queue)); /* the mark, and a fault, is this row's alone */
     sop_mark_set(s->mark, node->mark);
-    sop_status status = s->device->ops->submit(s->queue, node->row, &node->call);
-    if (status == SOP_OK)
-        status = s->device->ops->wait(s->queue); /* the mark is this row's alone */
+    sop_status status = ops->submit(s->queue, node->row, &node->call);
+    if (status == SOP_OK) status = ops->wait(s->queue);
     sop_mark_clear(s->mark);
+    blame(s, node->row->name, status);
     return status;
 }
 
@@ -129,6 +152,7 @@ static sop_status run_node(sop_super *s, const sop_steps *steps, const sop_node 
     for (int32_t attempt = 1;; attempt++) {
         sop_status status = submit(s, node);
         if (status == SOP_OK) status = s->device->ops->wait(s->queue);
+        if (!node->mark) blame(s, node->row->name, status);
         if (status == SOP_OK && check) status = guard(s, steps, node);
         if (status == SOP_OK || status == SOP_E_INTERNAL) return status;
         fault(s, node, status, attempt);
@@ -180,14 +204,15 @@ static bool is_recorded(const sop_super *s, const sop_steps *steps)
     return s->use_graphs && steps->class.tokens < 512 && !has_marks(steps);
 }
 
-sop_status sop_run_record(sop_super *s, sop_steps *steps)
+static sop_status record(sop_super *s, const sop_steps *steps, bool ahead, sop_graph **out)
 {
     const sop_device_ops *ops = s->device->ops;
-    if (steps->graph || !is_recorded(s, steps)) return SOP_OK;
     SOP_TRY(ops->record_begin(s->queue));
     sop_status status = SOP_OK;
     for (int32_t i = 0; i < steps->n_nodes && status == SOP_OK; i++)
         status = ops->submit(s->queue, steps->nodes[i].row, &steps->nodes[i].call);
+    if (status == SOP_OK && ahead)
+        status = ops->submit(s->queue, steps->ahead.row, &steps->ahead.call);
     sop_graph *g = NULL;
     const sop_status ended = ops->record_end(s->queue, &g);
     if (status == SOP_OK) status = ended;
@@ -195,8 +220,19 @@ sop_status sop_run_record(sop_super *s, sop_steps *steps)
         if (g) ops->graph_destroy(g);
         return status;
     }
-    steps->graph = g;
-    s->counts.graphs++;
+    *out = g;
+    return SOP_OK;
+}
+
+sop_status sop_run_record(sop_super *s, sop_steps *steps)
+{
+    if (!is_recorded(s, steps)) return SOP_OK;
+    if (!steps->graph) {
+        SOP_TRY(record(s, steps, false, &steps->graph));
+        s->counts.graphs++;
+    }
+    if (steps->ahead.row && !steps->ahead.graph)
+        SOP_TRY(record(s, steps, true, &steps->ahead.graph));
     return SOP_OK;
 }
 
@@ -208,15 +244,33 @@ static sop_status run_recorded(sop_super *s, sop_steps *steps)
     return s->device->ops->wait(s->queue);
 }
 
+sop_status sop_run_ahead(sop_super *s, sop_steps *steps, int32_t n)
+{
+    sop_status status = SOP_OK;
+    if (!is_recorded(s, steps) || s->alone || s->config.guard == SOP_GUARD_ALWAYS ||
+        (s->config.guard != SOP_GUARD_OFF && s->counts.steps < s->watch_until))
+        return SOP_E_UNSUPPORTED;
+    status = sop_run_record(s, steps);
+    for (int32_t k = 0; k < n && status == SOP_OK; k++) {
+        s->counts.replays++;
+        status = s->device->ops->replay(s->queue, steps->ahead.graph);
+    }
+    if (status == SOP_OK) status = s->device->ops->wait(s->queue);
+    blame(s, SOP_RUN_TOGETHER, status);
+    return status;
+}
+
 /* All nodes behind each other. The one whose turn it is is guarded on its way. */
 static sop_status run_plainly(sop_super *s, const sop_steps *steps)
 {
     for (int32_t i = 0; i < steps->n_nodes; i++) {
         const sop_node *node = &steps->nodes[i];
-        if (guard_due(s, i))
-            SOP_TRY(run_node(s, steps, node, true));
-        else
+        if (!guard_due(s, i)) {
             SOP_TRY(submit(s, node));
+            continue;
+        }
+        SOP_TRY(s->device->ops->wait(s->queue)); /* what fails from here on is this row */
+        SOP_TRY(run_node(s, steps, node, true));
     }
     return s->device->ops->wait(s->queue);
 }
@@ -234,10 +288,15 @@ sop_status sop_run_steps(sop_super *s, sop_steps *steps)
 {
     const sop_step_class class = steps->class;
     const bool all = s->config.guard == SOP_GUARD_ALWAYS || s->counts.steps < s->watch_until;
+    if (s->alone && s->counts.steps >= ALONE_STEPS) { /* it was none of them */
+        s->alone = false;
+        (void)!sop_planner_release(s->planner, SOP_RUN_TOGETHER);
+    }
     if (++s->guard_turn >= steps->n_nodes) s->guard_turn = 0;
-    if (all && s->config.guard != SOP_GUARD_OFF) return run_carefully(s, steps, true);
+    if (s->alone || (all && s->config.guard != SOP_GUARD_OFF)) return run_carefully(s, steps, all);
     const sop_status status =
         is_recorded(s, steps) ? run_recorded(s, steps) : run_plainly(s, steps);
+    blame(s, SOP_RUN_TOGETHER, status);
     if (status == SOP_OK || !s->config.fallback.enable) return status;
     return sop_run_again(s, &class);
 }

@@ -5,6 +5,7 @@
  *   place.c   buffers by liveness
  *   steps.c   a class of steps -> rows, calls
  *   run.c     a planned step -> done, with the ladder
+ *   ahead.c   steps of which each takes what the one before sampled
  *   shapes.c  what steps can ask of each operator
  *   explain.c */
 #ifndef SUPER_STATE_H
@@ -12,6 +13,7 @@
 
 #include <stdbool.h>
 
+#include "ops/advance/advance.h"
 #include "plan/planner.h"
 #include "sop/super.h"
 #include "super/program.h"
@@ -41,6 +43,15 @@ typedef struct sop_steps {
     sop_any_desc *descs;  /* [n_modules] */
     const void **desc_of; /* [n_modules]: &descs[i], for spans */
     sop_graph *graph;     /* recorded, or NULL */
+    /* The step, and behind it its inputs become those of the next; row NULL until it is asked for. */
+    struct {
+        const sop_row *row;
+        sop_advance_desc desc;
+        sop_operand args[SOP_ADVANCE_ROLES];
+        sop_split split;
+        sop_call call;
+        sop_graph *graph;
+    } ahead;
 } sop_steps;
 
 enum { SOP_MAX_CLASSES = 256 };
@@ -55,6 +66,7 @@ struct sop_super {
     sop_kv *kv;
     uint32_t bound; /* SOP_CHOOSE_ of every choice */
     bool use_graphs;
+    bool alone, blamed; /* each row is waited for; one was found to have taken the device with it */
 
     /* One reservation each. */
     void *arena; /* activations; then what a retried module would overwrite */
@@ -64,6 +76,8 @@ struct sop_super {
     size_t scratch_bytes;
     void *inputs, *staging; /* the same layout on the device and on the host */
     size_t input_bytes, input_at[SOP_N_INPUTS + 1][SOP_MAX_KV_GROUPS], live_at, count_at;
+    size_t step_at, said_at,
+        sent_bytes; /* of steps ahead; what lies behind sent_bytes is read only */
     sop_memory memory;
     double budget_bytes; /* of the pools: free memory is what is left of it */
 
@@ -90,6 +104,7 @@ sop_operand sop_input(const sop_super *s, int32_t kind, int32_t group);
 sop_operand sop_input_live(const sop_super *s, int32_t extent);
 void *sop_input_host(const sop_super *s, int32_t kind, int32_t group);
 sop_status sop_inputs_send(sop_super *s, const sop_step_item *items, int32_t n_items);
+sop_status sop_inputs_send_again(sop_super *s);
 
 /* place.c */
 sop_status sop_place_buffers(const sop_program *p, const sop_super_facts *f, size_t *at,
@@ -108,12 +123,19 @@ uint32_t sop_steps_bound(const sop_super *s, const sop_module *m);
 void sop_steps_destroy(sop_super *s, sop_steps *steps);
 double sop_super_free_bytes(const sop_super *s);
 
-/* run.c */
+/* run.c. SOP_RUN_TOGETHER stands in quarantine while it is not known which row of a step took the device
+ * with it. */
+#define SOP_RUN_TOGETHER "several rows at once"
 sop_status sop_run_steps(sop_super *s, sop_steps *steps);
 /* The step once more, with every module guarded, and the ladder. */
 sop_status sop_run_again(sop_super *s, const sop_step_class *class);
-/* Records a plan that runs from a recording, unless it is there. */
+/* Records a plan that runs from a recording, unless it is there: a step, and where it has an ahead that. */
 sop_status sop_run_record(sop_super *s, sop_steps *steps);
+/* n steps from recordings, SOP_E_UNSUPPORTED where there are none. */
+sop_status sop_run_ahead(sop_super *s, sop_steps *steps, int32_t n);
+
+/* ahead.c: what comes behind a step of one token of each sequence. */
+sop_status sop_ahead_plan(sop_super *s, sop_steps *steps);
 
 /* shapes.c: each (op, desc, bound) once that a step of any class may be planned with; *out is the
  * caller's to free. SOP_E_NOMEM. */
@@ -124,7 +146,11 @@ typedef struct sop_shape {
 } sop_shape;
 sop_status sop_super_shapes(const sop_super *s, sop_shape **out, int32_t *n);
 
-/* super.c: what model code calls. base_bytes: what the process held before the model was opened;
+/* super.c: counts what the items bring, and says what does not fit. */
+sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items,
+                           sop_step_class *class);
+
+/* What model code calls. base_bytes: what the process held before the model was opened;
  * mapped: bytes of the weight file that steps read in place. */
 typedef struct sop_super_spec {
     const sop_program *program;

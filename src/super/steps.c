@@ -89,6 +89,7 @@ void sop_steps_destroy(sop_super *s, sop_steps *steps)
 {
     if (!steps) return;
     if (steps->graph) s->device->ops->graph_destroy(steps->graph);
+    if (steps->ahead.graph) s->device->ops->graph_destroy(steps->ahead.graph);
     free(steps->nodes);
     free(steps->args);
     free(steps->descs);

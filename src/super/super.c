@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "super/state.h"
 
@@ -91,6 +92,7 @@ static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
     s->bound |= SOP_CHOOSE_PREPARE; /* until create() ends: no step waits for a library */
     s->mark = &s->no_mark;
     s->use_graphs = s->device->ops->kind != SOP_DEVICE_CPU;
+    s->alone = sop_planner_quarantined(s->planner, SOP_RUN_TOGETHER) != NULL;
     s->buffer_at = calloc((size_t)p->n_buffers + 1, sizeof *s->buffer_at);
     s->seen = calloc((size_t)spec->max_seqs, sizeof *s->seen);
     if (!s->buffer_at || !s->seen)
@@ -149,7 +151,10 @@ static sop_status warm(sop_super *s)
                 sop_steps_class(s, n, n, n < f->max_outs ? n : f->max_outs, paths);
             sop_steps *steps;
             SOP_TRY(sop_steps_get(s, &c, &steps));
-            SOP_TRY(sop_run_record(s, steps));
+            if (n <= f->max_outs) SOP_TRY(sop_ahead_plan(s, steps));
+            /* A row that fails here does so in the first step too, where the ladder is. */
+            if (sop_run_record(s, steps) != SOP_OK)
+                sop_log(SOP_LOG_WARN, "super", "record seqs=%d why=\"%s\"", n, sop_last_error());
         }
         if (n == most) return SOP_OK;
     }
@@ -243,9 +248,8 @@ void sop_super_counts_of(const sop_super *s, sop_super_counts *out)
     *out = s->counts;
 }
 
-/* Counts what the items bring, and says what does not fit. */
-static sop_status sense(sop_super *s, const sop_step_item *items, int32_t n_items,
-                        sop_step_class *class)
+sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items,
+                           sop_step_class *class)
 {
     const sop_super_facts *f = &s->facts;
     int64_t tokens = 0, outs = 0, longest = 0, most = 0;
@@ -317,7 +321,7 @@ sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_it
     sop_step_class class;
     sop_steps *steps;
     const double t0 = sop_now_s();
-    SOP_TRY(sense(s, items, n_items, &class));
+    SOP_TRY(sop_super_sense(s, items, n_items, &class));
     if (s->mark == &s->no_mark) { /* a row from outside may have come since */
         sop_mark *mark = sop_planner_mark(s->planner);
         if (mark) s->mark = mark;

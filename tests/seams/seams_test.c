@@ -108,6 +108,87 @@ static void a_second_device_with_its_own_addresses_gives_the_same_bits(void)
     free(logits);
 }
 
+/* Three sequences of other lengths, drawn with seeds and greedily: n more tokens of each, one step a time or
+ * some steps ahead of the host. */
+enum { AHEAD_SEQS = 3, AHEAD = 2 * N };
+
+static bool draw(sop_super *s, int32_t at_once, int32_t *ids)
+{
+    int32_t seq[AHEAD_SEQS];
+    sop_step_item items[AHEAD_SEQS];
+    bool ok = true;
+    for (int32_t i = 0; i < AHEAD_SEQS && ok; i++) {
+        ok = sop_super_open(s, &seq[i]) == SOP_OK;
+        items[i] = (sop_step_item){.seq = seq[i],
+                                   .n_ids = PROMPT - 7 * i,
+                                   .ids = prompt + i,
+                                   .want = SOP_WANT_LAST,
+                                   .sampling = {.temperature = i ? 0.9f : 0,
+                                                .top_p = 0.95f,
+                                                .seed = 42 + (uint64_t)i,
+                                                .counter = UINT32_MAX - 3}};
+    }
+    ok = ok && sop_super_step(s, items, AHEAD_SEQS, ids, NULL) == SOP_OK;
+    for (int32_t k = 1; k < AHEAD && ok;) {
+        const int32_t n = at_once < AHEAD - k ? at_once : AHEAD - k;
+        for (int32_t i = 0; i < AHEAD_SEQS; i++) {
+            items[i].n_ids = 1;
+            items[i].ids = &ids[(k - 1) * AHEAD_SEQS + i];
+            items[i].sampling.counter = UINT32_MAX - 3 + (uint64_t)k;
+        }
+        int32_t *next = ids + k * AHEAD_SEQS;
+        ok = at_once ? sop_super_ahead(s, items, AHEAD_SEQS, n, next) == SOP_OK
+                     : sop_super_step(s, items, AHEAD_SEQS, next, NULL) == SOP_OK;
+        k += at_once ? n : 1;
+    }
+    if (!ok) printf("draw: %s\n", sop_last_error());
+    for (int32_t i = 0; i < AHEAD_SEQS; i++) {
+        CHECK(!ok || sop_super_length(s, seq[i]) == PROMPT - 7 * i + AHEAD - 1);
+        sop_super_close(s, seq[i]);
+    }
+    return ok;
+}
+
+static void steps_ahead_say_what_steps_one_by_one_say(void)
+{
+    int32_t want[AHEAD * AHEAD_SEQS], got[AHEAD * AHEAD_SEQS];
+    struct rig r = rig_of(NULL, NULL, "", AHEAD_SEQS, 128);
+    CHECK(draw(r.super, 0, want));
+    for (int32_t at_once = 1; at_once < AHEAD; at_once += 7) {
+        CHECK(draw(r.super, at_once, got) && memcmp(want, got, sizeof want) == 0);
+        sop_super_set_graphs(r.super, at_once > 1); /* recorded, too */
+    }
+    /* all of it or nothing, and what does not fit is said */
+    int32_t seq;
+    CHECK(sop_super_open(r.super, &seq) == SOP_OK);
+    sop_step_item it = {.seq = seq, .n_ids = 64, .ids = prompt, .want = SOP_WANT_LAST};
+    static int32_t many[64];
+    it.ids = many;
+    CHECK(sop_super_step(r.super, &it, 1, got, NULL) == SOP_OK);
+    it.n_ids = 1;
+    CHECK(sop_super_ahead(r.super, &it, 1, 65, got) == SOP_E_LIMIT);
+    CHECK(sop_super_ahead(r.super, &it, 1, 64, got) == SOP_OK);
+    CHECK(sop_super_ahead(r.super, &it, 1, 1, got) == SOP_E_LIMIT); /* the context is full */
+    CHECK(sop_super_length(r.super, seq) == 128);
+    it.want = SOP_WANT_NONE;
+    CHECK(sop_super_ahead(r.super, &it, 1, 1, got) == SOP_E_ARG);
+    rig_close(&r);
+
+    sop_device *cpu, *tagged;
+    sop_planner *planner = NULL;
+    CHECK(sop_device_cpu(2, &cpu) == SOP_OK && sop_planner_create(cpu, "", &planner) == SOP_OK);
+    CHECK(tagged_create(cpu, planner, &tagged) == SOP_OK);
+    r = rig_of(NULL, tagged, "", AHEAD_SEQS, 128);
+    const uint64_t replayed = tagged_counted(tagged).replayed;
+    CHECK(draw(r.super, 5, got) && memcmp(want, got, sizeof want) == 0);
+    CHECK(tagged_counted(tagged).replayed == replayed + AHEAD);
+    CHECK(tagged_counted(tagged).refused == 0);
+    rig_close(&r);
+    sop_device_destroy(tagged);
+    sop_planner_destroy(planner);
+    sop_device_destroy(cpu);
+}
+
 /* ---- a rope row that yields NaN ---- */
 
 static sop_planner *inner; /* chooses the rows that the plug-ins of this file stand in for */
@@ -128,7 +209,8 @@ static sop_status rope_nan(const sop_call *call)
 {
     const sop_rope_desc *d = call->desc;
     const sop_status status = as_the_library("rope", call);
-    if (atomic_fetch_add(&nan_calls, 1) < atomic_load(&nan_until))
+    const int calls = atomic_fetch_add(&nan_calls, 1);
+    if (calls >= 0 && calls < atomic_load(&nan_until))
         ((float *)call->args[SOP_ROPE_Y].data)[d->k / 2] = NAN;
     return status;
 }
@@ -262,6 +344,23 @@ static void a_row_that_yields_nan_in_a_recorded_step_is_replaced(void)
         rig_close(&r);
         free(logits);
     }
+}
+
+/* Found in what the recorded steps ahead said: all of them run again, one by one. */
+static void a_row_that_yields_nan_ahead_is_replaced(void)
+{
+    int32_t want[AHEAD * AHEAD_SEQS], got[AHEAD * AHEAD_SEQS];
+    struct rig r = rig_of(NULL, NULL, "", AHEAD_SEQS, 128);
+    CHECK(draw(r.super, 0, want));
+    sop_super_set_graphs(r.super, true);
+    CHECK(sop_planner_add(sop_runtime_planner(r.rt), "rope", &row_nan) == SOP_OK);
+    atomic_store(&nan_calls, -9); /* the prompt and some steps are right */
+    atomic_store(&nan_until, 1 << 30);
+    CHECK(draw(r.super, 6, got) && memcmp(want, got, sizeof want) == 0);
+    sop_super_counts c;
+    sop_super_counts_of(r.super, &c);
+    CHECK(c.quarantines == 1 && c.step_downs == 1);
+    rig_close(&r);
 }
 
 static void a_row_that_fails_once_keeps_serving(void)
@@ -580,9 +679,11 @@ int main(void)
     CHECK(sop_device_cpu(2, &cpu) == SOP_OK && sop_planner_create(cpu, "", &inner) == SOP_OK);
     RUN(the_base_answers);
     RUN(a_second_device_with_its_own_addresses_gives_the_same_bits);
+    RUN(steps_ahead_say_what_steps_one_by_one_say);
     RUN(a_row_that_prepares_does_so_before_the_first_step_alone);
     RUN(a_rope_row_that_yields_nan_is_retried_and_replaced_alone);
     RUN(a_row_that_yields_nan_in_a_recorded_step_is_replaced);
+    RUN(a_row_that_yields_nan_ahead_is_replaced);
     RUN(a_row_that_fails_once_keeps_serving);
     RUN(with_fallback_off_the_step_fails_and_nothing_has_changed);
     RUN(a_giant_that_returns_a_status_is_quarantined_across_a_restart);

@@ -344,6 +344,7 @@ OP(add)
 OP(softmax)
 OP(sample)
 OP(finite)
+OP(advance)
 #undef OP
 
 static const char *panels_linear(const void *desc)
@@ -370,7 +371,8 @@ sop_status tagged_add_rows(sop_planner *p)
         {"embed", &row_embed},          {"rmsnorm", &row_rmsnorm}, {"linear", &row_linear},
         {"linear", &row_linear_panels}, {"rope", &row_rope},       {"kv_append", &row_kv_append},
         {"attention", &row_attention},  {"gated", &row_gated},     {"add", &row_add},
-        {"softmax", &row_softmax},      {"sample", &row_sample},   {"finite", &row_finite}};
+        {"softmax", &row_softmax},      {"sample", &row_sample},   {"finite", &row_finite},
+        {"advance", &row_advance}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         SOP_TRY(sop_planner_add(p, all[i].op, all[i].row));
     return SOP_OK;
