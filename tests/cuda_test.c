@@ -6,8 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "base/status.h"
 #include "base/test.h"
+#include "ops/ops.h"
 
 static sop_device *card;
 
@@ -425,25 +429,383 @@ static void a_layer_in_one_kernel_says_what_its_modules_say(void)
         }
 }
 
-int main(void)
+/* ---- what a step promises beside right logits ---- */
+
+#define HEAD64 "synth:" SOP_TEST_DATA "/shapes/head64.json"
+#define HEAD128 "synth:" SOP_TEST_DATA "/shapes/head128.json:bf16"
+
+enum { MOST_SEQS = 64 };
+
+/* Sequences of these lengths, opened and fed in one step each of at most max tokens; the last row of
+ * logits of each goes to rows [seqs, vocab] (or NULL), its token to next. */
+static int feed(struct opened *o, const int32_t *lengths, int32_t seqs, int32_t max, int32_t *seq,
+                int32_t *next, float *rows)
+{
+    int32_t ids[1024];
+    for (int32_t from = 0; from < seqs;) {
+        sop_step_item items[MOST_SEQS];
+        int32_t n = 0, tokens = 0;
+        for (; from + n < seqs && tokens + lengths[from + n] <= max; n++) {
+            const int32_t s = from + n;
+            if (sop_super_open(o->super, &seq[s]) != SOP_OK) return 0;
+            for (int32_t k = 0; k < lengths[s]; k++)
+                ids[tokens + k] = (int32_t)(((k + 1) * 7919 + s * 104729) % o->vocab);
+            items[n] = (sop_step_item){
+                .seq = seq[s], .n_ids = lengths[s], .ids = ids + tokens, .want = SOP_WANT_LAST};
+            tokens += lengths[s];
+        }
+        if (sop_super_step(o->super, items, n, next + from,
+                           rows ? rows + (size_t)from * (size_t)o->vocab : NULL) != SOP_OK) {
+            printf("prompts: %s\n", sop_last_error());
+            return 0;
+        }
+        from += n;
+    }
+    return 1;
+}
+
+static int one_each(struct opened *o, const int32_t *seq, const int32_t *ids, int32_t seqs,
+                    int32_t *next, float *rows)
+{
+    sop_step_item items[MOST_SEQS];
+    for (int32_t s = 0; s < seqs; s++)
+        items[s] =
+            (sop_step_item){.seq = seq[s], .n_ids = 1, .ids = &ids[s], .want = SOP_WANT_LAST};
+    const sop_status status = sop_super_step(o->super, items, seqs, next, rows);
+    if (status != SOP_OK) printf("step: %s\n", sop_last_error());
+    return status == SOP_OK;
+}
+
+static void close_all(struct opened *o, const int32_t *seq, int32_t seqs)
+{
+    for (int32_t s = 0; s < seqs; s++) sop_super_close(o->super, seq[s]);
+}
+
+/* The first sequence beside 0, 6 and 63 others, prompt and steps: its logits, to the bit. */
+static void invariant_numerics_give_the_same_bits_in_any_batch(void)
+{
+    static const char *const shapes[] = {HEAD64, HEAD128,
+                                         "synth:" SOP_TEST_DATA "/tiny/qwen2/hf/config.json:f32"};
+    static const int32_t batches[] = {1, 7, MOST_SEQS};
+    enum { STEPS = 12 };
+    sop_config config;
+    sop_config_defaults(&config);
+    config.numerics = SOP_NUMERICS_INVARIANT;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const sop_limits limits = {
+            .ctx = 512, .max_seqs = MOST_SEQS, .max_tokens = 1024, .max_outs = MOST_SEQS};
+        struct opened o;
+        CHECK(open_path(&o, card, shapes[i], NULL, &config, &limits));
+        if (!o.super) continue;
+        const size_t row = (size_t)o.vocab;
+        float *alone = calloc((STEPS + 1) * row, sizeof *alone);
+        float *rows = calloc(MOST_SEQS * row, sizeof *rows);
+        for (int b = 0; b < 3; b++) {
+            int32_t lengths[MOST_SEQS], seq[MOST_SEQS], next[MOST_SEQS], differ = 0;
+            for (int32_t s = 0; s < batches[b]; s++) lengths[s] = s ? 1 + s * 7 % 13 : 150;
+            CHECK(feed(&o, lengths, batches[b], 1024, seq, next, rows));
+            for (int32_t k = 0; k <= STEPS; k++) {
+                if (b == 0) memcpy(alone + (size_t)k * row, rows, row * sizeof *rows);
+                differ += memcmp(alone + (size_t)k * row, rows, row * sizeof *rows) != 0;
+                if (k < STEPS) CHECK(one_each(&o, seq, next, batches[b], next, rows));
+            }
+            if (differ)
+                printf("%s, batch %d: %d of %d rows differ\n", shapes[i], batches[b], differ,
+                       STEPS + 1);
+            CHECK(differ == 0);
+            close_all(&o, seq, batches[b]);
+        }
+        free(alone);
+        free(rows);
+        close_model(&o);
+    }
+}
+
+/* Each step both are given the CPU's tokens. Where the card says another one, the CPU's logits of the two
+ * must be nearer than both may be off. */
+static void greedy_tokens_are_those_of_the_cpu_around_512_tokens(void)
+{
+    static const struct {
+        int32_t seqs, from;
+    } batches[] = {{1, 509}, {7, 508}, {MOST_SEQS, 480}};
+    static const char *const files[] = {"qwen2/model.gguf", "llama/hf", "gemma3/model.gguf"};
+    static const struct {
+        int32_t numerics;
+        double off; /* of the spread of the logits */
+    } modes[] = {{SOP_NUMERICS_EXACT, 2e-5}, {SOP_NUMERICS_FAST, 2e-2}};
+    enum { STEPS = 8 };
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        for (int m = 0; m < 2; m++) {
+            const sop_limits limits = {
+                .ctx = 640, .max_seqs = MOST_SEQS, .max_tokens = 1024, .max_outs = MOST_SEQS};
+            struct opened cpu, gpu;
+            sop_config config;
+            int32_t same = 0, near = 0, all = 0;
+            sop_config_defaults(&config);
+            config.numerics = modes[m].numerics;
+            config.guard = SOP_GUARD_OFF;
+            if (!open_model(&cpu, NULL, files[i], &config, &limits) ||
+                !open_model(&gpu, card, files[i], &config, &limits)) {
+                CHECK(0);
+                continue;
+            }
+            const size_t row = (size_t)cpu.vocab;
+            float *logits = calloc(MOST_SEQS * row, sizeof *logits);
+            for (int b = 0; b < 3; b++) {
+                const int32_t seqs = batches[b].seqs;
+                int32_t lengths[MOST_SEQS], want[MOST_SEQS], got[MOST_SEQS];
+                int32_t on_cpu[MOST_SEQS], on_gpu[MOST_SEQS];
+                for (int32_t s = 0; s < seqs; s++) lengths[s] = batches[b].from + s;
+                if (seqs == MOST_SEQS) /* mixed: most are short */
+                    for (int32_t s = 0; s < seqs - 4; s++) lengths[s] = 1 + s;
+                CHECK(feed(&cpu, lengths, seqs, 1024, on_cpu, want, logits));
+                CHECK(feed(&gpu, lengths, seqs, 1024, on_gpu, got, NULL));
+                for (int32_t k = 0;; k++) {
+                    for (int32_t s = 0; s < seqs; s++, all++) {
+                        const float *l = logits + (size_t)s * row;
+                        double spread = 0;
+                        for (size_t v = 0; v < row; v++) spread = fmax(spread, fabs((double)l[v]));
+                        if (got[s] == want[s])
+                            same++;
+                        else if (got[s] >= 0 && (double)l[want[s]] - (double)l[got[s]] <=
+                                                    2 * modes[m].off * spread)
+                            near++;
+                    }
+                    if (k == STEPS) break;
+                    memcpy(got, want, sizeof got); /* ids of the step */
+                    CHECK(one_each(&gpu, on_gpu, want, seqs, got, NULL));
+                    CHECK(one_each(&cpu, on_cpu, want, seqs, want, logits));
+                }
+                close_all(&cpu, on_cpu, seqs);
+                close_all(&gpu, on_gpu, seqs);
+            }
+            printf("%s, %s: %d tokens of %d the same, %d where two are near\n", files[i],
+                   m ? "fast" : "exact", same, all, near);
+            CHECK(same + near == all && near * 20 <= all);
+            free(logits);
+            close_model(&cpu);
+            close_model(&gpu);
+        }
+}
+
+/* What the model takes of the card: its pools. Beside them there are the context and the kernels' code,
+ * which the first model brings, and the recorded steps. */
+static void the_card_holds_what_was_predicted(void)
+{
+    const sop_limits limits = {.ctx = 65536, .max_seqs = 8, .max_tokens = 4096, .max_outs = 8};
+    for (int round = 0; round < 2; round++) {
+        sop_runtime *rt;
+        sop_model *m;
+        sop_super *s;
+        sop_memory predicted;
+        size_t before, opened, all;
+        int32_t seq, next;
+        static int32_t ids[4096];
+        CHECK(card->ops->memory(card, &before, &all) == SOP_OK);
+        CHECK(sop_runtime_create(NULL, card, "", &rt) == SOP_OK);
+        CHECK(sop_model_open(rt, HEAD128, &m) == SOP_OK);
+        CHECK(sop_model_predict(m, &limits, &predicted) == SOP_OK);
+        CHECK(sop_model_super(m, &limits, &s) == SOP_OK);
+        CHECK(sop_super_open(s, &seq) == SOP_OK);
+        const sop_step_item item = {.seq = seq, .n_ids = 4096, .ids = ids, .want = SOP_WANT_LAST};
+        CHECK(sop_super_step(s, &item, 1, &next, NULL) == SOP_OK);
+        CHECK(card->ops->memory(card, &opened, &all) == SOP_OK);
+        const double said = (double)(predicted.pools - predicted.inputs / 2) * 0x1p-20;
+        const double held = (double)(before - opened) * 0x1p-20;
+        if (round == 0)
+            printf("context and code so far %.0f MB; the first model takes %.1f MB of code and "
+                   "pools\n",
+                   (double)(all - before) * 0x1p-20, held);
+        else
+            printf("card: %.1f MB predicted, %.1f MB taken\n", said, held);
+        CHECK(round == 0 || fabs(said - held) <= 0.03 * held);
+        sop_super_destroy(s);
+        sop_model_close(m);
+        sop_runtime_destroy(rt);
+    }
+}
+
+/* ---- faults: a rope row that fails in one of these ways ---- */
+
+enum { FAULT_LAUNCH, FAULT_NAN, FAULT_STICKY };
+static int fault_kind, fault_calls;
+
+static sop_status rope_faulty(const sop_call *call)
+{
+    static const float nan_value = NAN;
+    const sop_row *row = sop_op_rope.rows;
+    while (strcmp(row->name, "rope_cuda") != 0) row++;
+    sop_rope_desc d = *(const sop_rope_desc *)call->desc;
+    sop_operand args[SOP_ROPE_ROLES];
+    sop_call as = *call;
+    memcpy(args, call->args, sizeof args);
+    as.args = args;
+    fault_calls++;
+    switch (fault_kind) {
+    case FAULT_LAUNCH: /* a grid without blocks */
+        as.desc = &d;
+        d.tokens = (int64_t)1 << 32;
+        break;
+    case FAULT_STICKY:                        /* the positions lie in the first page of all */
+        args[SOP_ROPE_POS].data = (void *)64; // NOLINT(performance-no-int-to-ptr)
+        break;
+    default: break;
+    }
+    SOP_TRY(row->run(&as));
+    if (fault_kind != FAULT_NAN) return SOP_OK;
+    return card->ops->copy(call->queue, args[SOP_ROPE_Y].data, &nan_value, 4, SOP_COPY_IN);
+}
+
+static const sop_row row_faulty = {.size = sizeof(sop_row),
+                                   .device = SOP_DEVICE_CUDA,
+                                   .name = "test:rope_faulty",
+                                   .route = "cuda",
+                                   .traits = SOP_ROW_INVARIANT,
+                                   .run = rope_faulty};
+
+enum { FAULT_STEPS = 6 };
+
+/* A prompt and some steps, with the faulty row or without; what they say. */
+static sop_status answer(const char *store, int faulty, int32_t *said, sop_super_counts *counts,
+                         char *quarantine, size_t cap)
+{
+    const sop_limits limits = {.ctx = 128, .max_seqs = 2, .max_tokens = 64, .max_outs = 2};
+    struct opened o = {0};
+    static const int32_t prompt[] = {5, 17, 250, 3, 99, 100, 7};
+    int32_t seq, next = 0;
+    sop_config config;
+    sop_config_defaults(&config);
+    config.numerics = SOP_NUMERICS_EXACT;
+    sop_status s = sop_runtime_create(&config, card, store, &o.rt);
+    if (s == SOP_OK && faulty) s = sop_planner_add(sop_runtime_planner(o.rt), "rope", &row_faulty);
+    if (s == SOP_OK) s = sop_model_open(o.rt, SOP_TEST_DATA "/tiny/qwen2/model.gguf", &o.model);
+    if (s == SOP_OK) s = sop_model_super(o.model, &limits, &o.super);
+    if (s == SOP_OK) s = sop_super_open(o.super, &seq);
+    for (int32_t i = 0, length = 0; i < FAULT_STEPS && s == SOP_OK; i++) {
+        const sop_step_item item = {.seq = seq,
+                                    .n_ids = i ? 1 : 7,
+                                    .ids = i ? &said[i - 1] : prompt,
+                                    .want = SOP_WANT_LAST};
+        s = sop_super_step(o.super, &item, 1, &next, NULL);
+        length += s == SOP_OK ? item.n_ids : 0; /* a step is all or nothing */
+        CHECK(sop_super_length(o.super, seq) == length);
+        said[i] = next;
+    }
+    char why[512];
+    (void)snprintf(why, sizeof why, "%s", s == SOP_OK ? "" : sop_last_error());
+    if (o.super) sop_super_counts_of(o.super, counts);
+    const char *q = o.rt ? sop_planner_quarantined(sop_runtime_planner(o.rt), row_faulty.name) : "";
+    (void)snprintf(quarantine, cap, "%s", q ? q : "");
+    close_model(&o);
+    return s == SOP_OK ? s : sop_fail(s, "%s", why);
+}
+
+static void a_row_that_fails_on_the_card_is_replaced(void)
+{
+    /* in memory its steps are recorded; on disk it is marked, so each of its calls is waited for */
+    char folder[] = "/tmp/sop_cuda_XXXXXX", store[64], cmd[96];
+    CHECK(mkdtemp(folder) != NULL);
+    for (int kind = FAULT_LAUNCH; kind <= FAULT_NAN; kind++)
+        for (int on_disk = 0; on_disk < 2; on_disk++) {
+            int32_t want[FAULT_STEPS], got[FAULT_STEPS];
+            sop_super_counts c = {0};
+            char why[256];
+            (void)snprintf(store, sizeof store, on_disk ? "%s/store%d.sqlite" : "", folder, kind);
+            fault_calls = 0;
+            fault_kind = kind;
+            CHECK(answer("", 0, want, &c, why, sizeof why) == SOP_OK);
+            const sop_status s = answer(store, 1, got, &c, why, sizeof why);
+            if (s != SOP_OK) printf("fault %d, disk %d: %s\n", kind, on_disk, sop_last_error());
+            CHECK(s == SOP_OK && memcmp(want, got, sizeof want) == 0);
+            CHECK(fault_calls > 0 && c.quarantines == 1 && c.step_downs == 1 && c.retries > 0);
+            CHECK(strstr(why, kind == FAULT_NAN ? "not finite" : "invalid"));
+            if (!on_disk) continue;
+            fault_calls = 0;
+            CHECK(answer(store, 1, got, &c, why, sizeof why) == SOP_OK);
+            CHECK(fault_calls == 0 && why[0] && memcmp(want, got, sizeof want) == 0);
+        }
+    (void)snprintf(cmd, sizeof cmd, "rm -r %s", folder);
+    CHECK(system(cmd) == 0);
+}
+
+/* In a process of its own, whose card is gone afterwards. Ends with 0 when all was as it should be. */
+static int sticky(const char *store, const char *together)
+{
+    int32_t said[FAULT_STEPS];
+    sop_super_counts c = {0};
+    char why[256];
+    void *p;
+    fault_kind = FAULT_STICKY;
+    const sop_status s = answer(store, 1, said, &c, why, sizeof why);
+    printf("sticky fault: %s\nquarantine: %s\n", sop_last_error(), why);
+    if (s == SOP_OK || !strstr(sop_last_error(), *together ? "recorded" : row_faulty.name))
+        return 1;
+    if (card->ops->reserve(card, 64, &p) != SOP_E_INTERNAL) return 2; /* not a row's fault */
+    return *together || why[0] ? 0 : 3;
+}
+
+static void a_fault_that_takes_the_card_is_told_at_the_next_start(void)
+{
+    char folder[] = "/tmp/sop_cuda_XXXXXX", store[64], cmd[96], self[512];
+    const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    CHECK(mkdtemp(folder) != NULL && n > 0);
+    self[n > 0 ? n : 0] = 0;
+    (void)snprintf(store, sizeof store, "%s/store.sqlite", folder);
+    const pid_t child = fork();
+    if (child == 0) {
+        (void)execl(self, self, "sticky", store, "", (char *)NULL);
+        _exit(9);
+    }
+    int how = 0;
+    CHECK(waitpid(child, &how, 0) == child && WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    int32_t want[FAULT_STEPS], got[FAULT_STEPS];
+    sop_super_counts c;
+    char why[256];
+    fault_calls = 0;
+    CHECK(answer("", 0, want, &c, why, sizeof why) == SOP_OK);
+    CHECK(answer(store, 1, got, &c, why, sizeof why) == SOP_OK);
+    CHECK(fault_calls == 0 && strstr(why, "illegal") && memcmp(want, got, sizeof want) == 0);
+    (void)snprintf(cmd, sizeof cmd, "rm -r %s", folder);
+    CHECK(system(cmd) == 0);
+}
+
+static int is_picked(const char *name, int argc, char **argv)
+{
+    int picked = argc < 2;
+    for (int i = 1; i < argc; i++) picked |= strstr(name, argv[i]) != NULL;
+    return picked;
+}
+#define PICK(fn) \
+    do { \
+        if (is_picked(#fn, argc, argv)) RUN(fn); \
+    } while (0)
+
+/* cuda_test [WORD...]: the tests with one of them in their names. */
+int main(int argc, char **argv)
 {
     if (sop_device_cuda(0, &card) != SOP_OK) {
         SKIP("everything", sop_last_error());
         return test_report();
     }
+    if (argc == 4 && strcmp(argv[1], "sticky") == 0) return sticky(argv[2], argv[3]);
     sop_facts facts;
     card->ops->facts(card, &facts);
     printf("%s, features %u, %d multiprocessors, %lld bytes of L2\n", card->ops->name,
            facts.features, facts.workers, (long long)facts.l2_bytes);
-    RUN(memory_is_zeroed_and_copies_come_back);
-    RUN(what_does_not_fit_is_refused_with_the_numbers);
-    RUN(a_recorded_call_runs_on_what_its_operands_hold_then);
-    RUN(a_product_of_a_library_runs_recorded_as_it_does_eagerly);
-    RUN(exact_numerics_agree_with_transformers_node_by_node);
-    RUN(exact_numerics_agree_with_transformers_as_graphs);
-    RUN(fast_numerics_stay_near);
-    RUN(batches_of_any_length_say_what_the_cpu_says_from_few_graphs);
-    RUN(a_layer_in_one_kernel_says_what_its_modules_say);
+    PICK(memory_is_zeroed_and_copies_come_back);
+    PICK(what_does_not_fit_is_refused_with_the_numbers);
+    PICK(a_recorded_call_runs_on_what_its_operands_hold_then);
+    PICK(a_product_of_a_library_runs_recorded_as_it_does_eagerly);
+    PICK(exact_numerics_agree_with_transformers_node_by_node);
+    PICK(exact_numerics_agree_with_transformers_as_graphs);
+    PICK(fast_numerics_stay_near);
+    PICK(batches_of_any_length_say_what_the_cpu_says_from_few_graphs);
+    PICK(a_layer_in_one_kernel_says_what_its_modules_say);
+    PICK(invariant_numerics_give_the_same_bits_in_any_batch);
+    PICK(greedy_tokens_are_those_of_the_cpu_around_512_tokens);
+    PICK(the_card_holds_what_was_predicted);
+    PICK(a_row_that_fails_on_the_card_is_replaced);
+    PICK(a_fault_that_takes_the_card_is_told_at_the_next_start);
     sop_device_destroy(card);
     return test_report();
 }
