@@ -588,6 +588,50 @@ static void greedy_tokens_are_those_of_the_cpu_around_512_tokens(void)
         }
 }
 
+/* Some greedy and some drawn, the same tokens one step at a time and 24 ahead of the host. */
+static void steps_ahead_say_what_steps_one_by_one_say(void)
+{
+    enum { SEQS = 5, STEPS = 48 };
+    static const int32_t lengths[SEQS] = {1, 24, 63, 64, 130};
+    const sop_limits limits = {.ctx = 256, .max_seqs = SEQS, .max_tokens = 512, .max_outs = SEQS};
+    for (size_t i = 0; i < sizeof models / sizeof *models + 2; i++) {
+        const size_t n = sizeof models / sizeof *models;
+        struct opened o;
+        sop_super_counts before, after;
+        int32_t said[2][STEPS + 1][SEQS];
+        CHECK(i < n ? open_model(&o, card, models[i], NULL, &limits)
+                    : open_path(&o, card, i == n ? HEAD64 : HEAD128, NULL, NULL, &limits));
+        if (!o.super) continue;
+        for (int ahead = 0; ahead < 2; ahead++) {
+            int32_t seq[SEQS];
+            CHECK(feed(&o, lengths, SEQS, 512, seq, said[ahead][0], NULL));
+            sop_super_counts_of(o.super, &before);
+            for (int32_t k = 0; k < STEPS; k += ahead ? STEPS / 2 : 1) {
+                sop_step_item items[SEQS];
+                for (int32_t s = 0; s < SEQS; s++)
+                    items[s] = (sop_step_item){.seq = seq[s],
+                                               .n_ids = 1,
+                                               .ids = &said[ahead][k][s],
+                                               .want = SOP_WANT_LAST,
+                                               .sampling = {.temperature = s % 2 ? 1.0f : 0,
+                                                            .seed = 7,
+                                                            .counter = (uint64_t)k}};
+                CHECK((ahead
+                           ? sop_super_ahead(o.super, items, SEQS, STEPS / 2, said[1][k + 1])
+                           : sop_super_step(o.super, items, SEQS, said[0][k + 1], NULL)) == SOP_OK);
+            }
+            sop_super_counts_of(o.super, &after);
+            CHECK(after.replays - before.replays == STEPS && after.graphs == before.graphs);
+            for (int32_t s = 0; s < SEQS; s++) {
+                CHECK(sop_super_length(o.super, seq[s]) == lengths[s] + STEPS);
+                sop_super_close(o.super, seq[s]);
+            }
+        }
+        CHECK(memcmp(said[0], said[1], sizeof said[0]) == 0);
+        close_model(&o);
+    }
+}
+
 /* What the model takes of the card: its pools. Beside them there are the context and the kernels' code,
  * which the first model brings, and the recorded steps. */
 static void the_card_holds_what_was_predicted(void)
@@ -803,6 +847,7 @@ int main(int argc, char **argv)
     PICK(a_layer_in_one_kernel_says_what_its_modules_say);
     PICK(invariant_numerics_give_the_same_bits_in_any_batch);
     PICK(greedy_tokens_are_those_of_the_cpu_around_512_tokens);
+    PICK(steps_ahead_say_what_steps_one_by_one_say);
     PICK(the_card_holds_what_was_predicted);
     PICK(a_row_that_fails_on_the_card_is_replaced);
     PICK(a_fault_that_takes_the_card_is_told_at_the_next_start);

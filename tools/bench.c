@@ -53,12 +53,34 @@ static sop_status time_tokens(loaded *m, const int32_t *ids, int64_t n, int64_t 
     return SOP_OK;
 }
 
+/* The same of tokens that the model says itself, some steps ahead of the host. */
+static sop_status time_ahead(loaded *m, int32_t id, int64_t n, double *rate)
+{
+    enum { AT_ONCE = 32 };
+    int32_t next[AT_ONCE] = {id};
+    const double start = sop_now_s();
+    for (int64_t at = 0; at < n;) {
+        const int32_t steps = n - at < AT_ONCE ? (int32_t)(n - at) : AT_ONCE;
+        const sop_step_item item = {.seq = m->seq, .n_ids = 1, .ids = &id, .want = SOP_WANT_LAST};
+        const sop_status s = sop_super_ahead(m->super, &item, 1, steps, next);
+        if (s != SOP_OK) return s;
+        id = next[steps - 1];
+        at += steps;
+    }
+    *rate = (double)n / (sop_now_s() - start);
+    return SOP_OK;
+}
+
+enum { PREFILL, DECODE, AHEAD, RATES };
+
 /* One round: a fresh sequence, the prompt, then the decode steps. */
-static sop_status one_round(loaded *m, const int32_t *ids, double *prefill, double *decode)
+static sop_status one_round(loaded *m, const int32_t *ids, double rate[RATES])
 {
     sop_status s = sop_super_truncate(m->super, m->seq, 0);
-    if (s == SOP_OK && o_prefill) s = time_tokens(m, ids, o_prefill, m->facts.max_tokens, prefill);
-    if (s == SOP_OK && o_decode) s = time_tokens(m, ids + o_prefill, o_decode, 1, decode);
+    if (s == SOP_OK && o_prefill)
+        s = time_tokens(m, ids, o_prefill, m->facts.max_tokens, &rate[PREFILL]);
+    if (s == SOP_OK && o_decode) s = time_tokens(m, ids + o_prefill, o_decode, 1, &rate[DECODE]);
+    if (s == SOP_OK && o_decode) s = time_ahead(m, ids[0], o_decode, &rate[AHEAD]);
     return s;
 }
 
@@ -78,55 +100,85 @@ static json_t *json_spread(int64_t tokens, spread r)
     return o;
 }
 
-static void print_model(loaded *m, spread prefill, spread decode)
+/* fast: the same with numerics fast, or NULL. */
+static void print_model(const loaded *m, const spread rates[RATES], const spread *fast)
 {
     char share[96] = "";
-    loaded_measure(m);
     if (m->read_bytes_s > 0)
         (void)snprintf(share, sizeof share, ", %.0f %% of this machine's %.1f GB/s",
-                       100 * decode.median * (double)m->model_facts.step_read_bytes /
+                       100 * rates[DECODE].median * (double)m->model_facts.step_read_bytes /
                            m->read_bytes_s,
                        m->read_bytes_s / 1e9);
+    const double price[] = {fast ? fast[PREFILL].median / rates[PREFILL].median : 0,
+                            fast ? fast[DECODE].median / rates[DECODE].median : 0};
     if (o_json) {
         json_t *o = json_object();
-        json_object_set_new(o, "prefill", json_spread(o_prefill, prefill));
-        json_object_set_new(o, "decode", json_spread(o_decode, decode));
+        json_object_set_new(o, "prefill", json_spread(o_prefill, rates[PREFILL]));
+        json_object_set_new(o, "decode", json_spread(o_decode, rates[DECODE]));
+        json_object_set_new(o, "ahead", json_spread(o_decode, rates[AHEAD]));
         json_object_set_new(o, "read_bytes_s", json_real(m->read_bytes_s));
+        if (fast && o_prefill) json_object_set_new(o, "price_prefill", json_real(price[0]));
+        if (fast && o_decode) json_object_set_new(o, "price_decode", json_real(price[1]));
         cli_print_json(o);
         return;
     }
-    if (o_prefill) print_rate("prefill", o_prefill, prefill, "");
-    if (o_decode) print_rate("decode", o_decode, decode, share);
+    if (o_prefill) print_rate("prefill", o_prefill, rates[PREFILL], "");
+    if (o_decode) print_rate("decode", o_decode, rates[DECODE], share);
+    if (o_decode)
+        print_rate("ahead", o_decode, rates[AHEAD], ", 32 steps between two looks of the host");
+    if (!fast) return;
+    printf("the same bits in any batch cost");
+    if (o_prefill) printf(" %.2f times the time of a prompt", price[0]);
+    if (o_decode) printf("%s %.2f times that of a token", o_prefill ? "," : "", price[1]);
+    printf(", against numerics fast\n");
 }
 
-static int bench_model(void)
+/* The rates of the model that the options name; of m only its numbers are left. */
+static int model_rates(spread rates[RATES], loaded *m)
 {
     const int64_t n = o_prefill + o_decode;
-    sop_limits limits = {.ctx = loaded_ctx ? loaded_ctx : n};
-    loaded m;
-    if (!n) return cli_fail(CLI_USAGE, "--prefill 0 and --decode 0 leave nothing to do");
-    int code = loaded_open(&m, &limits);
+    sop_limits limits = {.ctx = loaded_ctx ? loaded_ctx : n + o_decode};
+    int code = loaded_open(m, &limits);
     if (code) return code;
     int32_t *ids = malloc((size_t)n * sizeof *ids);
-    double *rates = calloc(2 * (size_t)o_repeats, sizeof *rates), warm[2];
+    double *values[RATES], warm[RATES], rate[RATES] = {0};
     sop_status s = SOP_OK;
-    if (!ids || !rates) code = cli_fail(CLI_FAILED, "out of memory for %lld tokens", (long long)n);
+    for (int k = 0; k < RATES; k++) values[k] = calloc((size_t)o_repeats, sizeof *values[k]);
+    if (!ids || !values[PREFILL] || !values[DECODE] || !values[AHEAD])
+        code = cli_fail(CLI_FAILED, "out of memory for %lld tokens", (long long)n);
     for (int64_t i = 0; i < n && !code; i++) /* any tokens do; these spread over the embedding */
-        ids[i] = (int32_t)(i * 7919 % m.facts.vocab);
-    if (!code) s = one_round(&m, ids, &warm[0], &warm[1]);
+        ids[i] = (int32_t)(i * 7919 % m->facts.vocab);
+    if (!code) s = one_round(m, ids, warm);
     cli_progress progress;
     cli_progress_start(&progress, "bench");
     for (int64_t i = 0; i < o_repeats && !code && s == SOP_OK; i++) {
         cli_progress_count(&progress, i, o_repeats, "rounds");
-        s = one_round(&m, ids, &rates[i], &rates[o_repeats + i]);
+        s = one_round(m, ids, rate);
+        for (int k = 0; k < RATES; k++) values[k][i] = rate[k];
     }
     cli_progress_end(&progress);
     if (s != SOP_OK) code = cli_status(s);
-    if (!code)
-        print_model(&m, spread_of(rates, o_repeats), spread_of(rates + o_repeats, o_repeats));
+    for (int k = 0; k < RATES && !code; k++) rates[k] = spread_of(values[k], o_repeats);
+    if (!code) loaded_measure(m);
+    for (int k = 0; k < RATES; k++) free(values[k]);
     free(ids);
-    free(rates);
-    loaded_close(&m);
+    loaded_close(m);
+    return code;
+}
+
+static int bench_model(void)
+{
+    spread rates[RATES], fast[RATES];
+    loaded m, other;
+    if (!o_prefill && !o_decode)
+        return cli_fail(CLI_USAGE, "--prefill 0 and --decode 0 leave nothing to do");
+    int code = model_rates(rates, &m);
+    const bool priced = !code && m.numerics == SOP_NUMERICS_INVARIANT;
+    if (priced) {
+        loaded_numerics = SOP_NUMERICS_FAST;
+        code = model_rates(fast, &other);
+    }
+    if (!code) print_model(&m, rates, priced ? fast : NULL);
     return code;
 }
 

@@ -30,6 +30,7 @@ int loaded_open(loaded *m, const sop_limits *limits)
     if (code) return code;
     sop_status s = config_of(&config);
     if (!sizes.ctx) sizes.ctx = config.ctx;
+    m->numerics = config.numerics;
     if (s == SOP_OK) s = cli_device(loaded_device, &m->device);
     if (s == SOP_OK) s = sop_runtime_create(&config, m->device, NULL, &m->runtime);
     if (s == SOP_OK) s = cli_plugin_load(sop_runtime_planner(m->runtime));

@@ -13,6 +13,7 @@ typedef struct loaded {
     sop_super *super;
     sop_tokenizer *tokenizer; /* NULL: a model of random numbers */
     int32_t seq;              /* one open sequence */
+    int32_t numerics;         /* of the configuration */
     sop_super_facts facts;
     sop_model_facts model_facts;
     double open_s;       /* seconds from the path to the first step */
