@@ -138,6 +138,48 @@ static void say(sop_super *s, const sop_steps *steps, const struct said *k, int3
                                &choice);
 }
 
+/* Whether a node writes operand a of its call. */
+static bool writes(const sop_super *s, const sop_node *node, int32_t a)
+{
+    int32_t i = node->module;
+    while (a >= s->program->modules[i].op->n_roles) a -= s->program->modules[i++].op->n_roles;
+    return (s->program->modules[i].op->roles[a].flags & SOP_ROLE_OUT) != 0;
+}
+
+/* Whether two nodes touch the same bytes and one of them writes there. */
+static bool depend(const sop_super *s, const sop_node *x, const sop_node *y)
+{
+    for (int32_t a = 0; a < (int32_t)x->call.n_args; a++)
+        for (int32_t b = 0; b < (int32_t)y->call.n_args; b++) {
+            const sop_operand *p = &x->call.args[a], *q = &y->call.args[b];
+            if (p->data && q->data && (char *)p->data < (char *)q->data + q->bytes &&
+                (char *)q->data < (char *)p->data + p->bytes &&
+                (writes(s, x, a) || writes(s, y, b)))
+                return true;
+        }
+    return false;
+}
+
+/* The longest chain of nodes that need each other: what a device could not run beside each other. */
+static sop_status say_flow(const sop_super *s, const sop_steps *steps, char *out, size_t cap)
+{
+    int32_t *depth = calloc((size_t)steps->n_nodes + 1, sizeof *depth), longest = 0;
+    if (!depth) return sop_fail(SOP_E_NOMEM, "explain: %d nodes", steps->n_nodes);
+    for (int32_t i = 0; i < steps->n_nodes; i++) {
+        for (int32_t k = 0; k < i; k++)
+            if (depth[k] > depth[i] && depend(s, &steps->nodes[k], &steps->nodes[i]))
+                depth[i] = depth[k];
+        depth[i]++;
+        if (depth[i] > longest) longest = depth[i];
+    }
+    free(depth);
+    (void)snprintf(
+        out, cap,
+        "%d nodes one behind the other, %d of them in a chain of which each needs the one before",
+        steps->n_nodes, longest);
+    return SOP_OK;
+}
+
 sop_status sop_super_explain(sop_super *s, int32_t seqs, int64_t tokens, int64_t length,
                              sop_explain_fn *fn, void *ctx)
 {
@@ -174,7 +216,10 @@ sop_status sop_super_explain(sop_super *s, int32_t seqs, int64_t tokens, int64_t
                    guards[c->guard], c->fallback.max_retries, c->fallback.backoff_factor);
     const sop_explain_line ladder = {.module = "ladder", .layer = -1, .note = note};
     fn(ctx, &ladder);
+    const sop_explain_line flow = {.module = "flow", .layer = -1, .note = note};
+    const sop_status flowed = say_flow(s, steps, note, sizeof note);
+    if (flowed == SOP_OK) fn(ctx, &flow);
     sop_steps_destroy(s, steps);
     free(said);
-    return SOP_OK;
+    return flowed;
 }
