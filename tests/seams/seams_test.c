@@ -189,6 +189,40 @@ static void steps_ahead_say_what_steps_one_by_one_say(void)
     sop_device_destroy(cpu);
 }
 
+/* In a recording no row is alone: the next start waits for each, and so finds it. */
+static void what_took_the_device_is_found_at_the_next_start(void)
+{
+    static const char *const together = "several rows at once", *const row = "tagged:rope";
+    sop_device *cpu, *tagged;
+    sop_planner *planner = NULL;
+    int32_t ids[N];
+    float *logits = malloc(sizeof base_logits);
+    CHECK(sop_device_cpu(2, &cpu) == SOP_OK && sop_planner_create(cpu, "", &planner) == SOP_OK);
+    CHECK(tagged_create(cpu, planner, &tagged) == SOP_OK);
+    struct rig r = rig_of(NULL, tagged, "", 1, 128);
+    sop_planner *p = sop_runtime_planner(r.rt);
+    const sop_limits limits = {.ctx = 128, .max_seqs = 1, .max_tokens = 64, .max_outs = 1};
+    CHECK(generate(r.super, N, ids, logits)); /* recorded, and all is well */
+    for (int start = 0; start < 2; start++) {
+        tagged_lose(tagged, row);
+        CHECK(!generate(r.super, N, ids, logits));
+        CHECK(strstr(sop_last_error(), "lost"));
+        CHECK((sop_planner_quarantined(p, together) != NULL) == (start == 0));
+        CHECK((sop_planner_quarantined(p, row) != NULL) == (start == 1));
+        tagged_lose(tagged, NULL);
+        sop_super_destroy(r.super);
+        r.super = NULL;
+        if (start == 0) CHECK(sop_model_super(r.model, &limits, &r.super) == SOP_OK);
+    }
+    const char *why = sop_planner_quarantined(p, row);
+    CHECK(why && strstr(why, "a fault that stays"));
+    rig_close(&r);
+    sop_device_destroy(tagged);
+    sop_planner_destroy(planner);
+    sop_device_destroy(cpu);
+    free(logits);
+}
+
 /* ---- a rope row that yields NaN ---- */
 
 static sop_planner *inner; /* chooses the rows that the plug-ins of this file stand in for */
@@ -680,6 +714,7 @@ int main(void)
     RUN(the_base_answers);
     RUN(a_second_device_with_its_own_addresses_gives_the_same_bits);
     RUN(steps_ahead_say_what_steps_one_by_one_say);
+    RUN(what_took_the_device_is_found_at_the_next_start);
     RUN(a_row_that_prepares_does_so_before_the_first_step_alone);
     RUN(a_rope_row_that_yields_nan_is_retried_and_replaced_alone);
     RUN(a_row_that_yields_nan_in_a_recorded_step_is_replaced);

@@ -29,6 +29,8 @@ struct tagged {
     sop_device *cpu;
     sop_planner *planner;
     tagged_counts counts;
+    const char *fatal; /* the row that takes it with it */
+    atomic_bool lost;
 };
 
 /* What the queue's thread does next. */
@@ -59,6 +61,26 @@ struct tagged_queue {
 
 static struct tagged *the_device; /* the rows have no other way to it */
 
+void tagged_lose(sop_device *d, const char *row)
+{
+    ((struct tagged *)d)->fatal = row;
+    ((struct tagged *)d)->lost = false;
+}
+
+static sop_status enter(void)
+{
+    return the_device->lost ? sop_fail(SOP_E_INTERNAL, "tagged is lost") : SOP_OK;
+}
+
+static sop_status do_run(const struct job *j)
+{
+    if (the_device->fatal && strcmp(j->row->name, the_device->fatal) == 0) {
+        the_device->lost = true;
+        return sop_fail(SOP_E_DEVICE, "tagged: a fault that stays");
+    }
+    return j->row->run(&j->call);
+}
+
 static sop_status do_copy(const struct job *j)
 {
     const bool in = j->direction == SOP_COPY_IN, out = j->direction == SOP_COPY_OUT;
@@ -85,7 +107,7 @@ static void *work(void *arg)
         const bool skip = q->failed != SOP_OK; /* after a fault nothing runs until wait said so */
         (void)pthread_mutex_unlock(&q->lock);
         sop_status status = SOP_OK;
-        if (!skip) status = j.row ? j.row->run(&j.call) : do_copy(&j);
+        if (!skip) status = j.row ? do_run(&j) : do_copy(&j);
         (void)pthread_mutex_lock(&q->lock);
         if (status != SOP_OK) {
             q->failed = status;
@@ -178,6 +200,7 @@ static void queue_destroy(sop_queue *queue)
 static sop_status submit(sop_queue *queue, const sop_row *row, const sop_call *call)
 {
     struct tagged_queue *q = (struct tagged_queue *)queue;
+    SOP_TRY(enter());
     for (uint32_t i = 0; i < call->n_args; i++)
         if (call->args[i].data && !tagged_off(call->args[i].data)) {
             the_device->counts.refused++;
@@ -196,6 +219,7 @@ static sop_status copy(sop_queue *queue, void *dst, const void *src, size_t byte
                        int32_t direction)
 {
     struct tagged_queue *q = (struct tagged_queue *)queue;
+    SOP_TRY(enter());
     if (q->recording) return sop_record_copy(q->recording, dst, src, bytes, direction);
     the_device->counts.copied++;
     return push(q, &(struct job){.dst = dst, .src = src, .bytes = bytes, .direction = direction});
@@ -209,7 +233,7 @@ static sop_status wait_all(sop_queue *queue)
     const sop_status status = q->failed;
     q->failed = SOP_OK;
     (void)pthread_mutex_unlock(&q->lock);
-    return status == SOP_OK ? status : sop_fail(status, "%s", q->why);
+    return status == SOP_OK ? enter() : sop_fail(status, "%s", q->why);
 }
 
 static sop_status record_begin(sop_queue *queue)

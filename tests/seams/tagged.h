@@ -17,6 +17,8 @@ sop_status tagged_create(sop_device *cpu, sop_planner *cpu_planner, sop_device *
 /* Offer its rows, one or two for each op. */
 sop_status tagged_add_rows(sop_planner *p);
 tagged_counts tagged_counted(const sop_device *d);
+/* From now on the device is lost for good when this row runs; NULL: never, and it is back. */
+void tagged_lose(sop_device *d, const char *row);
 
 /* The tag on, and off; off gives NULL for an address without it. */
 void *tagged_on(void *p);
