@@ -144,6 +144,7 @@ static void report(sweep *w, int kind, const char *what, int32_t batch, double w
     (void)!sop_super_explain(w->m.super, batch, kind == PROMPTS ? p->n : 1, p->n, add_name, &k);
     printf("%s, %s: worst %.2f of the median near it, at n %d with %d sequences, %.1f us\n    %s\n",
            kinds[kind], what, worst, p->n, batch, 1e6 * p->s, k.text);
+    (void)fflush(stdout); /* the next one may take a minute */
     if (worst > w->worst) w->worst = worst;
 }
 

@@ -7,44 +7,54 @@
 #include "ops/ops.h"
 #include "super/state.h"
 
+/* Elements from one KV group's part of an input to the next one's. */
+static int64_t apart(const sop_super *s, int32_t kind, int32_t tokens)
+{
+    if (sop_kv_n_groups(s->kv) < 2) return 0;
+    return ((char *)sop_input(s, kind, 1, tokens).data -
+            (char *)sop_input(s, kind, 0, tokens).data) /
+           4;
+}
+
+/* An input of all KV groups. */
+static sop_operand input(const sop_super *s, int32_t kind, int32_t tokens)
+{
+    sop_operand x = sop_input(s, kind, 0, tokens);
+    x.bytes += 4 * (size_t)apart(s, kind, tokens) * (size_t)(sop_kv_n_groups(s->kv) - 1);
+    return x;
+}
+
 sop_status sop_ahead_plan(sop_super *s, sop_steps *steps)
 {
-    const int32_t groups = sop_kv_n_groups(s->kv), n = steps->class.outs;
+    const int32_t groups = sop_kv_n_groups(s->kv), tokens = steps->class.tokens;
     sop_choice choice;
     if (steps->ahead.row) return SOP_OK;
     /* groups lie equally far apart */
-    const size_t tables =
-        groups > 1 ? s->input_at[SOP_INPUT_TABLE][1] - s->input_at[SOP_INPUT_TABLE][0] : 0;
-    const size_t slots =
-        groups > 1 ? s->input_at[SOP_INPUT_SLOTS][1] - s->input_at[SOP_INPUT_SLOTS][0] : 0;
-    sop_advance_desc d = {.rows = n,
+    const sop_operand table = input(s, SOP_INPUT_TABLE, tokens),
+                      slots = input(s, SOP_INPUT_SLOTS, tokens);
+    sop_advance_desc d = {.rows = steps->class.outs,
                           .groups = groups,
                           .pages = sop_kv_table_stride(s->kv),
                           .page = SOP_KV_PAGE,
                           .steps = SOP_MOST_AHEAD,
-                          .table_group = (int64_t)(tables / 4),
-                          .slots_group = (int64_t)(slots / 4),
+                          .table_group = apart(s, SOP_INPUT_TABLE, tokens),
+                          .slots_group = apart(s, SOP_INPUT_SLOTS, tokens),
                           .counter_stride = sizeof(sop_sampling) / 4,
                           .said_stride = s->facts.max_outs};
     sop_op_advance.complete(&d);
     SOP_TRY(sop_op_advance.check(&d));
     SOP_TRY(
         sop_planner_choose(s->planner, &sop_op_advance, &d, s->bound, s->scratch_bytes, &choice));
-    const sop_operand ids = sop_input(s, SOP_INPUT_IDS, 0), pos = sop_input(s, SOP_INPUT_POS, 0);
-    const sop_operand len = sop_input(s, SOP_INPUT_KV_LEN, 0);
-    const sop_operand sampling = sop_input(s, SOP_INPUT_SAMPLING, 0);
+    const sop_operand ids = sop_input(s, SOP_INPUT_IDS, 0, tokens);
+    const sop_operand pos = sop_input(s, SOP_INPUT_POS, 0, tokens);
+    const sop_operand len = sop_input(s, SOP_INPUT_KV_LEN, 0, tokens);
+    const sop_operand sampling = sop_input(s, SOP_INPUT_SAMPLING, 0, tokens);
     const sop_operand counter = {(char *)sampling.data + offsetof(sop_sampling, counter),
                                  sampling.bytes - offsetof(sop_sampling, counter)};
     const sop_operand count = {(char *)s->inputs + s->step_at, 4};
     const sop_operand said = {(char *)s->inputs + s->said_at, s->input_bytes - s->said_at};
-    const sop_operand table = {sop_input(s, SOP_INPUT_TABLE, 0).data,
-                               (size_t)(groups - 1) * tables +
-                                   sop_input(s, SOP_INPUT_TABLE, 0).bytes};
-    const sop_operand slot = {sop_input(s, SOP_INPUT_SLOTS, 0).data,
-                              (size_t)(groups - 1) * slots +
-                                  sop_input(s, SOP_INPUT_SLOTS, 0).bytes};
     const sop_operand args[SOP_ADVANCE_ROLES] = {
-        [SOP_ADVANCE_NEXT] = sop_input(s, SOP_INPUT_NEXT, 0),
+        [SOP_ADVANCE_NEXT] = sop_input(s, SOP_INPUT_NEXT, 0, tokens),
         [SOP_ADVANCE_TABLE] = table,
         [SOP_ADVANCE_POS] = pos,
         [SOP_ADVANCE_KV_LEN] = len,
@@ -55,7 +65,7 @@ sop_status sop_ahead_plan(sop_super *s, sop_steps *steps)
         [SOP_ADVANCE_POS_OUT] = pos,
         [SOP_ADVANCE_KV_LEN_OUT] = len,
         [SOP_ADVANCE_COUNTER_OUT] = counter,
-        [SOP_ADVANCE_SLOTS_OUT] = slot,
+        [SOP_ADVANCE_SLOTS_OUT] = slots,
         [SOP_ADVANCE_SAID_OUT] = said,
         [SOP_ADVANCE_COUNT_OUT] = count,
     };

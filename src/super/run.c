@@ -198,10 +198,9 @@ static bool has_marks(const sop_steps *steps)
     return false;
 }
 
-/* A step of many tokens takes so long that its launches hide behind it. */
 static bool is_recorded(const sop_super *s, const sop_steps *steps)
 {
-    return s->use_graphs && steps->class.tokens < 512 && !has_marks(steps);
+    return s->use_graphs && steps->class.tokens < SOP_RUN_PLAINLY && !has_marks(steps);
 }
 
 static sop_status record(sop_super *s, const sop_steps *steps, bool ahead, sop_graph **out)

@@ -54,7 +54,8 @@ typedef struct sop_steps {
     } ahead;
 } sop_steps;
 
-enum { SOP_MAX_CLASSES = 256 };
+/* Steps of so many tokens are not recorded: their launches hide behind their work. */
+enum { SOP_MAX_CLASSES = 1024, SOP_RUN_PLAINLY = 512 };
 
 struct sop_super {
     const sop_program *program;
@@ -75,9 +76,10 @@ struct sop_super {
     void *scratch;
     size_t scratch_bytes;
     void *inputs, *staging; /* the same layout on the device and on the host */
-    size_t input_bytes, input_at[SOP_N_INPUTS + 1][SOP_MAX_KV_GROUPS], live_at, count_at;
-    size_t step_at, said_at,
-        sent_bytes; /* of steps ahead; what lies behind sent_bytes is read only */
+    size_t input_bytes, head_bytes, live_at, count_at, step_at, said_at; /* inputs.c draws it */
+    size_t input_at[SOP_N_INPUTS][SOP_MAX_KV_GROUPS], few_at[SOP_N_INPUTS][SOP_MAX_KV_GROUPS];
+    int32_t *table_row; /* [table_stride] */
+    bool tables_lost;   /* what the device has of them is not what the host has */
     sop_memory memory;
     double budget_bytes; /* of the pools: free memory is what is left of it */
 
@@ -100,11 +102,9 @@ struct sop_super {
 
 /* inputs.c */
 sop_status sop_inputs_layout(sop_super *s);
-sop_operand sop_input(const sop_super *s, int32_t kind, int32_t group);
+sop_operand sop_input(const sop_super *s, int32_t kind, int32_t group, int32_t tokens);
 sop_operand sop_input_live(const sop_super *s, int32_t extent);
-void *sop_input_host(const sop_super *s, int32_t kind, int32_t group);
 sop_status sop_inputs_send(sop_super *s, const sop_step_item *items, int32_t n_items);
-sop_status sop_inputs_send_again(sop_super *s);
 
 /* place.c */
 sop_status sop_place_buffers(const sop_program *p, const sop_super_facts *f, size_t *at,

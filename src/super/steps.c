@@ -118,7 +118,8 @@ static sop_operand bind(const sop_super *s, const sop_module *m, int32_t role, c
     }
     case SOP_ARG_INPUT: {
         const bool grouped = a->index == SOP_INPUT_SLOTS || a->index == SOP_INPUT_TABLE;
-        return sop_input(s, a->index, grouped ? sop_kv_group(s->kv, (int32_t)a->offset) : 0);
+        return sop_input(s, a->index, grouped ? sop_kv_group(s->kv, (int32_t)a->offset) : 0,
+                         c->tokens);
     }
     case SOP_ARG_POOL: return sop_kv_pool(s->kv, a->index, (int32_t)a->offset);
     case SOP_ARG_LIVE: return sop_input_live(s, a->index ? a->index - 1 : m->extent);

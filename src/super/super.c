@@ -26,6 +26,7 @@ void sop_super_destroy(sop_super *s)
     sop_kv_destroy(s->kv);
     if (s->mark && s->mark != &s->no_mark) sop_planner_unmark(s->planner, s->mark);
     if (s->queue) s->device->ops->queue_destroy(s->queue);
+    free(s->table_row);
     free(s->seen);
     free(s->buffer_at);
     free(s);
@@ -138,26 +139,39 @@ static sop_status reserve(sop_super *s)
     return SOP_OK;
 }
 
-/* The ladder of decode steps, planned and recorded before the first request: with and without the ring,
- * whose threshold a sequence passes as it grows. */
+/* Plans and records one class. A row that fails here does so in the first step too, where the ladder is. */
+static sop_status warm_class(sop_super *s, const sop_step_class *c)
+{
+    sop_steps *steps;
+    SOP_TRY(sop_steps_get(s, c, &steps));
+    if (c->tokens == c->seqs && c->seqs == c->outs) SOP_TRY(sop_ahead_plan(s, steps));
+    if (sop_run_record(s, steps) != SOP_OK)
+        sop_log(SOP_LOG_WARN, "super", "record tokens=%d seqs=%d why=\"%s\"", c->tokens, c->seqs,
+                sop_last_error());
+    return SOP_OK;
+}
+
+/* All that is run from a recording, before the first request: steps of decode and short prompts, each
+ * sequence with a row of output, on whatever paths of attention they can come to. */
 static sop_status warm(sop_super *s)
 {
     const sop_super_facts *f = &s->facts;
-    const int32_t most = f->max_seqs < f->max_tokens ? f->max_seqs : f->max_tokens;
-    for (int32_t n = 1;; n = 2 * n < most ? 2 * n : most) {
-        for (int k = 0; k < 2; k++) {
-            const uint32_t paths = sop_steps_paths(s, n, 1, k ? f->ctx : 1);
-            const sop_step_class c =
-                sop_steps_class(s, n, n, n < f->max_outs ? n : f->max_outs, paths);
-            sop_steps *steps;
-            SOP_TRY(sop_steps_get(s, &c, &steps));
-            if (n <= f->max_outs) SOP_TRY(sop_ahead_plan(s, steps));
-            /* A row that fails here does so in the first step too, where the ladder is. */
-            if (sop_run_record(s, steps) != SOP_OK)
-                sop_log(SOP_LOG_WARN, "super", "record seqs=%d why=\"%s\"", n, sop_last_error());
+    for (int32_t t = 1; t <= f->max_tokens && t < SOP_RUN_PLAINLY;) {
+        const int32_t most = f->max_seqs < t ? f->max_seqs : t;
+        for (int32_t n = 1; n <= most;) {
+            for (int k = 0; k < 4; k++) {
+                const int32_t fewest = (t / 2 + n) / n; /* of the longest share, and the most */
+                const uint32_t paths =
+                    sop_steps_paths(s, n, k & 1 ? fewest : t - n + 1, k & 2 ? f->ctx : 1);
+                const sop_step_class c =
+                    sop_steps_class(s, t, n, n < f->max_outs ? n : f->max_outs, paths);
+                SOP_TRY(warm_class(s, &c));
+            }
+            n = n == most ? n + 1 : 2 * n < most ? 2 * n : most;
         }
-        if (n == most) return SOP_OK;
+        t = t == f->max_tokens ? t + 1 : 2 * t < f->max_tokens ? 2 * t : f->max_tokens;
     }
+    return SOP_OK;
 }
 
 static sop_status create(const sop_super_spec *spec, bool dry, sop_super **out)
@@ -296,7 +310,7 @@ static sop_status results(sop_super *s, int32_t *next, float *logits)
     const sop_device_ops *ops = s->device->ops;
     if (!s->n_outs) return SOP_OK;
     if (next)
-        SOP_TRY(ops->copy(s->queue, next, sop_input(s, SOP_INPUT_NEXT, 0).data,
+        SOP_TRY(ops->copy(s->queue, next, sop_input(s, SOP_INPUT_NEXT, 0, s->n_tokens).data,
                           (size_t)s->n_outs * sizeof *next, SOP_COPY_OUT));
     if (logits)
         SOP_TRY(ops->copy(s->queue, logits, (char *)s->arena + s->buffer_at[s->program->logits],
