@@ -239,8 +239,7 @@ static sop_status run_recorded(sop_super *s, sop_steps *steps)
 {
     SOP_TRY(sop_run_record(s, steps));
     s->counts.replays++;
-    SOP_TRY(s->device->ops->replay(s->queue, steps->graph));
-    return s->device->ops->wait(s->queue);
+    return s->device->ops->replay(s->queue, steps->graph);
 }
 
 sop_status sop_run_ahead(sop_super *s, sop_steps *steps, int32_t n)
@@ -283,6 +282,12 @@ sop_status sop_run_again(sop_super *s, const sop_step_class *class)
     return run_carefully(s, steps, true);
 }
 
+sop_status sop_run_failed(sop_super *s, const sop_step_class *class, sop_status status)
+{
+    blame(s, SOP_RUN_TOGETHER, status);
+    return s->config.fallback.enable ? sop_run_again(s, class) : status;
+}
+
 sop_status sop_run_steps(sop_super *s, sop_steps *steps)
 {
     const sop_step_class class = steps->class;
@@ -295,7 +300,5 @@ sop_status sop_run_steps(sop_super *s, sop_steps *steps)
     if (s->alone || (all && s->config.guard != SOP_GUARD_OFF)) return run_carefully(s, steps, all);
     const sop_status status =
         is_recorded(s, steps) ? run_recorded(s, steps) : run_plainly(s, steps);
-    blame(s, SOP_RUN_TOGETHER, status);
-    if (status == SOP_OK || !s->config.fallback.enable) return status;
-    return sop_run_again(s, &class);
+    return status == SOP_OK ? status : sop_run_failed(s, &class, status);
 }

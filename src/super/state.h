@@ -126,7 +126,9 @@ double sop_super_free_bytes(const sop_super *s);
 /* run.c. SOP_RUN_TOGETHER stands in quarantine while it is not known which row of a step took the device
  * with it. */
 #define SOP_RUN_TOGETHER "several rows at once"
-sop_status sop_run_steps(sop_super *s, sop_steps *steps);
+sop_status sop_run_steps(sop_super *s, sop_steps *steps); /* may return before all is done */
+/* What steps did fails: blames, and runs the step again where the configuration lets it. */
+sop_status sop_run_failed(sop_super *s, const sop_step_class *class, sop_status status);
 /* The step once more, with every module guarded, and the ladder. */
 sop_status sop_run_again(sop_super *s, const sop_step_class *class);
 /* Records a plan that runs from a recording, unless it is there: a step, and where it has an ahead that. */

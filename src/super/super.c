@@ -308,11 +308,10 @@ sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_i
 static sop_status results(sop_super *s, int32_t *next, float *logits)
 {
     const sop_device_ops *ops = s->device->ops;
-    if (!s->n_outs) return SOP_OK;
-    if (next)
+    if (next && s->n_outs)
         SOP_TRY(ops->copy(s->queue, next, sop_input(s, SOP_INPUT_NEXT, 0, s->n_tokens).data,
                           (size_t)s->n_outs * sizeof *next, SOP_COPY_OUT));
-    if (logits)
+    if (logits && s->n_outs)
         SOP_TRY(ops->copy(s->queue, logits, (char *)s->arena + s->buffer_at[s->program->logits],
                           (size_t)s->n_outs * (size_t)s->facts.vocab * sizeof *logits,
                           SOP_COPY_OUT));
@@ -351,7 +350,13 @@ sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_it
     }
     if (status == SOP_OK) status = sop_inputs_send(s, items, n_items);
     if (status == SOP_OK) status = sop_run_steps(s, steps);
-    if (status == SOP_OK) status = results(s, next, logits);
+    if (status == SOP_OK) {
+        status = results(s, next, logits); /* waits for all of it */
+        if (status != SOP_OK) {
+            status = sop_run_failed(s, &class, status);
+            if (status == SOP_OK) status = results(s, next, logits);
+        }
+    }
     if (status == SOP_OK && s->config.guard != SOP_GUARD_OFF && is_lost(s, next, logits)) {
         status = sop_run_again(s, &class);
         if (status == SOP_OK) status = results(s, next, logits);
