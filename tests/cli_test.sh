@@ -134,6 +134,8 @@ tuned_model() {
         tuned explain -m "$tiny" | grep -q 'not .*: measured slower here'
 }
 check "a model's shapes are measured, and explain says so" tuned_model
+check "a batch of sequences can be timed" prints "ahead" \
+    "$superop" bench -m "$tiny" --prefill 8 --decode 4 -r 2 --batch 3
 check "a model can be timed" prints "decode" "$superop" bench -m "$tiny" --prefill 8 --decode 4 -r 2
 check "a full disk is not success" sh -c "$superop help >/dev/full 2>'$tmp/full'; [ \$? = 1 ]"
 report

@@ -9,7 +9,7 @@
 #include "sweep.h"
 #include "workload.h"
 
-static int64_t o_prefill = 512, o_decode = 128, o_repeats = 5, o_chunk, o_sweep;
+static int64_t o_prefill = 512, o_decode = 128, o_repeats = 5, o_chunk, o_sweep, o_batch = 1;
 static double o_seconds = 1;
 static const char *o_variant, *o_workload;
 static bool o_json;
@@ -32,24 +32,28 @@ static spread spread_of(double *values, int64_t n)
     return (spread){values[0], (values[(n - 1) / 2] + values[n / 2]) / 2, values[n - 1]};
 }
 
-/* Tokens a second of n tokens in steps of at most `most`, from the sequence's present end. */
+enum { MOST_BATCH = 64 };
+static int32_t batch_seq[MOST_BATCH]; /* the first is the model's own */
+
+/* Tokens a second of n tokens of each sequence in steps of at most `most` of each, from the present ends. */
 static sop_status time_tokens(loaded *m, const int32_t *ids, int64_t n, int64_t most, double *rate)
 {
-    int32_t next = 0;
+    int32_t next[MOST_BATCH];
+    sop_step_item items[MOST_BATCH];
     const double start = sop_now_s();
-    for (int64_t at = 0; at < n;) {
+    for (int64_t at = 0; at < n; at += items[0].n_ids) {
         const int64_t left = n - at;
-        const sop_step_item item = {
-            .seq = m->seq,
-            .n_ids = (int32_t)(left < most ? left : most),
-            .ids = ids + at,
-            .want = most == 1 || left <= most ? SOP_WANT_LAST : SOP_WANT_NONE,
-        };
-        const sop_status s = sop_super_step(m->super, &item, 1, &next, NULL);
+        for (int64_t i = 0; i < o_batch; i++)
+            items[i] = (sop_step_item){
+                .seq = batch_seq[i],
+                .n_ids = (int32_t)(left < most ? left : most),
+                .ids = ids + at,
+                .want = most == 1 || left <= most ? SOP_WANT_LAST : SOP_WANT_NONE,
+            };
+        const sop_status s = sop_super_step(m->super, items, (int32_t)o_batch, next, NULL);
         if (s != SOP_OK) return s;
-        at += item.n_ids;
     }
-    *rate = (double)n / (sop_now_s() - start);
+    *rate = (double)(n * o_batch) / (sop_now_s() - start);
     return SOP_OK;
 }
 
@@ -57,17 +61,22 @@ static sop_status time_tokens(loaded *m, const int32_t *ids, int64_t n, int64_t 
 static sop_status time_ahead(loaded *m, int32_t id, int64_t n, double *rate)
 {
     enum { AT_ONCE = 32 };
-    int32_t next[AT_ONCE] = {id};
+    int32_t next[AT_ONCE * MOST_BATCH], last[MOST_BATCH];
+    sop_step_item items[MOST_BATCH];
+    for (int64_t i = 0; i < o_batch; i++) {
+        last[i] = id;
+        items[i] = (sop_step_item){
+            .seq = batch_seq[i], .n_ids = 1, .ids = &last[i], .want = SOP_WANT_LAST};
+    }
     const double start = sop_now_s();
     for (int64_t at = 0; at < n;) {
         const int32_t steps = n - at < AT_ONCE ? (int32_t)(n - at) : AT_ONCE;
-        const sop_step_item item = {.seq = m->seq, .n_ids = 1, .ids = &id, .want = SOP_WANT_LAST};
-        const sop_status s = sop_super_ahead(m->super, &item, 1, steps, next);
+        const sop_status s = sop_super_ahead(m->super, items, (int32_t)o_batch, steps, next);
         if (s != SOP_OK) return s;
-        id = next[steps - 1];
+        memcpy(last, next + (steps - 1) * o_batch, (size_t)o_batch * sizeof *last);
         at += steps;
     }
-    *rate = (double)n / (sop_now_s() - start);
+    *rate = (double)(n * o_batch) / (sop_now_s() - start);
     return SOP_OK;
 }
 
@@ -76,9 +85,11 @@ enum { PREFILL, DECODE, AHEAD, RATES };
 /* One round: a fresh sequence, the prompt, then the decode steps. */
 static sop_status one_round(loaded *m, const int32_t *ids, double rate[RATES])
 {
-    sop_status s = sop_super_truncate(m->super, m->seq, 0);
+    sop_status s = SOP_OK;
+    for (int64_t i = 0; i < o_batch && s == SOP_OK; i++)
+        s = sop_super_truncate(m->super, batch_seq[i], 0);
     if (s == SOP_OK && o_prefill)
-        s = time_tokens(m, ids, o_prefill, m->facts.max_tokens, &rate[PREFILL]);
+        s = time_tokens(m, ids, o_prefill, m->facts.max_tokens / o_batch, &rate[PREFILL]);
     if (s == SOP_OK && o_decode) s = time_tokens(m, ids + o_prefill, o_decode, 1, &rate[DECODE]);
     if (s == SOP_OK && o_decode) s = time_ahead(m, ids[0], o_decode, &rate[AHEAD]);
     return s;
@@ -106,8 +117,8 @@ static void print_model(const loaded *m, const spread rates[RATES], const spread
     char share[96] = "";
     if (m->read_bytes_s > 0)
         (void)snprintf(share, sizeof share, ", %.0f %% of this machine's %.1f GB/s",
-                       100 * rates[DECODE].median * (double)m->model_facts.step_read_bytes /
-                           m->read_bytes_s,
+                       100 * rates[DECODE].median / (double)o_batch *
+                           (double)m->model_facts.step_read_bytes / m->read_bytes_s,
                        m->read_bytes_s / 1e9);
     const double price[] = {fast ? fast[PREFILL].median / rates[PREFILL].median : 0,
                             fast ? fast[DECODE].median / rates[DECODE].median : 0};
@@ -137,7 +148,8 @@ static void print_model(const loaded *m, const spread rates[RATES], const spread
 static int model_rates(spread rates[RATES], loaded *m)
 {
     const int64_t n = o_prefill + o_decode;
-    sop_limits limits = {.ctx = loaded_ctx ? loaded_ctx : n + o_decode};
+    sop_limits limits = {.ctx = loaded_ctx ? loaded_ctx : n + o_decode,
+                         .max_seqs = (int32_t)o_batch};
     int code = loaded_open(m, &limits);
     if (code) return code;
     int32_t *ids = malloc((size_t)n * sizeof *ids);
@@ -148,7 +160,10 @@ static int model_rates(spread rates[RATES], loaded *m)
         code = cli_fail(CLI_FAILED, "out of memory for %lld tokens", (long long)n);
     for (int64_t i = 0; i < n && !code; i++) /* any tokens do; these spread over the embedding */
         ids[i] = (int32_t)(i * 7919 % m->facts.vocab);
-    if (!code) s = one_round(m, ids, warm);
+    batch_seq[0] = m->seq;
+    for (int64_t i = 1; i < o_batch && s == SOP_OK; i++)
+        s = sop_super_open(m->super, &batch_seq[i]);
+    if (!code && s == SOP_OK) s = one_round(m, ids, warm);
     cli_progress progress;
     cli_progress_start(&progress, "bench");
     for (int64_t i = 0; i < o_repeats && !code && s == SOP_OK; i++) {
@@ -326,6 +341,8 @@ static const cli_option options[] = {
     {"prefill", 0, CLI_INT, &o_prefill, "N", .help = "with -m: tokens of the prompt (512)",
      .hi = 1e6},
     {"decode", 0, CLI_INT, &o_decode, "N", .help = "with -m: tokens one by one (128)", .hi = 1e6},
+    {"batch", 'b', CLI_INT, &o_batch, "B", .help = "with -m: sequences (1)", .lo = 1,
+     .hi = MOST_BATCH},
     {"repeats", 'r', CLI_INT, &o_repeats, "N", .help = "with -m: rounds (5)", .lo = 1, .hi = 1e4},
     {"sweep", 0, CLI_INT, &o_sweep, "N",
      .help = "with -m: look for cliffs at each N-th length up to 4,200, and each batch up to 64",
