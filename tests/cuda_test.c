@@ -148,7 +148,9 @@ static void a_product_of_a_library_runs_recorded_as_it_does_eagerly(void)
 enum { N = 24 }; /* ids of a reference */
 
 static const char *const models[] = {"qwen2/model.gguf", "qwen2/quant.gguf", "qwen3/model.gguf",
-                                     "llama/hf",         "mistral/hf",       "gemma3/model.gguf"};
+                                     "llama/hf",         "mistral/hf",       "gemma3/model.gguf",
+                                     "llama/hf-awq",     "llama/hf-fp8",     "llama/hf-mixed",
+                                     "phi3/hf",          "phi3/hf-awq"};
 
 struct opened {
     sop_runtime *rt;
@@ -194,8 +196,12 @@ static void *read_reference(const char *file, const char *what, size_t bytes)
     char path[512];
     void *data = calloc(1, bytes);
     const int quant = strstr(file, "quant") != NULL, arch = (int)strcspn(file, "/");
+    const char *quantised = strstr(file, "hf-"); /* "llama/hf-awq": awq */
     (void)snprintf(path, sizeof path, SOP_TEST_DATA "/tiny/%.*s/%s.%s", arch, file,
-                   quant ? "quant" : "model", what);
+                   quantised ? quantised + 3
+                   : quant   ? "quant"
+                             : "model",
+                   what);
     FILE *f = fopen(path, "rb");
     CHECK(f && data && fread(data, bytes, 1, f) == 1);
     if (f) (void)fclose(f);

@@ -94,7 +94,10 @@ static const struct {
               {"qwen3", "hf", "model"},         {"llama", "model.gguf", "model"},
               {"llama", "hf", "model"},         {"mistral", "model.gguf", "model"},
               {"mistral", "hf", "model"},       {"gemma3", "model.gguf", "model"},
-              {"gemma3", "hf", "model"}};
+              {"gemma3", "hf", "model"},        {"phi3", "model.gguf", "model"},
+              {"phi3", "hf", "model"},          {"phi3", "hf-awq", "awq"},
+              {"llama", "hf-awq", "awq"},       {"llama", "hf-gptq", "gptq"},
+              {"llama", "hf-fp8", "fp8"},       {"llama", "hf-mixed", "mixed"}};
 
 static void judge(int32_t numerics, double limit)
 {
