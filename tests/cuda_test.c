@@ -245,7 +245,7 @@ out:
     return most;
 }
 
-static void judge(int32_t numerics, int32_t guard, double limit)
+static void judge(int32_t numerics, int32_t guard, int32_t kv_dtype, double limit)
 {
     static const int32_t whole[] = {0}, chunks[] = {7, 1, 9, 2, 0};
     static const int32_t ones[N + 1] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
@@ -255,6 +255,7 @@ static void judge(int32_t numerics, int32_t guard, double limit)
     sop_config_defaults(&config);
     config.numerics = numerics;
     config.guard = guard;
+    config.kv_dtype = kv_dtype;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         for (size_t w = 0; w < 3; w++) {
             const double e = worst(models[i], &config, ways[w]);
@@ -267,17 +268,23 @@ static void judge(int32_t numerics, int32_t guard, double limit)
 /* float32 against float32 in another order of sums: some 30 roundings deep */
 static void exact_numerics_agree_with_transformers_node_by_node(void)
 {
-    judge(SOP_NUMERICS_EXACT, SOP_GUARD_ALWAYS, 2e-5);
+    judge(SOP_NUMERICS_EXACT, SOP_GUARD_ALWAYS, SOP_F16, 2e-5);
 }
 
 static void exact_numerics_agree_with_transformers_as_graphs(void)
 {
-    judge(SOP_NUMERICS_EXACT, SOP_GUARD_OFF, 2e-5);
+    judge(SOP_NUMERICS_EXACT, SOP_GUARD_OFF, SOP_F16, 2e-5);
 }
 
 static void fast_numerics_stay_near(void)
 {
-    judge(SOP_NUMERICS_FAST, SOP_GUARD_OFF, 5e-2);
+    judge(SOP_NUMERICS_FAST, SOP_GUARD_OFF, SOP_F16, 5e-2);
+}
+
+static void keys_and_values_of_8_bits_stay_near(void)
+{
+    judge(SOP_NUMERICS_FAST, SOP_GUARD_OFF, SOP_I8, 8e-2);
+    judge(SOP_NUMERICS_FAST, SOP_GUARD_OFF, SOP_F8, 15e-2);
 }
 
 /* n more tokens of each sequence, all in one step a time; ids [seqs][n]. */
@@ -448,6 +455,7 @@ int main(void)
     RUN(exact_numerics_agree_with_transformers_node_by_node);
     RUN(exact_numerics_agree_with_transformers_as_graphs);
     RUN(fast_numerics_stay_near);
+    RUN(keys_and_values_of_8_bits_stay_near);
     RUN(batches_of_any_length_say_what_the_cpu_says_from_few_graphs);
     RUN(a_layer_in_one_kernel_says_what_its_modules_say);
     sop_device_destroy(card);

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "model/arch.h"
 #include "model/quant.h"
+#include "ops/kv_append/kv_append.h"
 #include "ops/linear/dequant.h"
 
 /* Before the names of a Hugging Face file. */
@@ -353,6 +354,7 @@ static sop_status attention(struct builder *b, int64_t layer)
 {
     const sop_params *p = b->p;
     const int64_t page = SOP_KV_PAGE, g = p->kv_heads;
+    const bool codes = sop_is_code(b->program->kv_dtype);
     const int32_t at = sop_program_layer(
         b->program, (sop_kv_layer){.heads = g, .k = p->k, .v = p->v, .window = p->window[layer]});
     if (at < 0) return SOP_E_NOMEM;
@@ -384,6 +386,10 @@ static sop_status attention(struct builder *b, int64_t layer)
     m.args[SOP_KV_APPEND_V] = buffer(b, QKV, v_at);
     m.args[SOP_KV_APPEND_SLOTS] = input(SOP_INPUT_SLOTS, at);
     m.args[SOP_KV_APPEND_LIVE] = live;
+    if (codes) {
+        m.args[SOP_KV_APPEND_K_SCALES] = (sop_arg){SOP_ARG_SCALES, at, 0};
+        m.args[SOP_KV_APPEND_V_SCALES] = (sop_arg){SOP_ARG_SCALES, at, 1};
+    }
     m.args[SOP_KV_APPEND_K_POOL] = (sop_arg){SOP_ARG_POOL, at, 0};
     m.args[SOP_KV_APPEND_V_POOL] = (sop_arg){SOP_ARG_POOL, at, 1};
     SOP_TRY(add(b, &m));
@@ -424,6 +430,10 @@ static sop_status attention(struct builder *b, int64_t layer)
     m.args[SOP_ATTENTION_Q] = buffer(b, QKV, 0);
     m.args[SOP_ATTENTION_K_POOL] = (sop_arg){SOP_ARG_POOL, at, 0};
     m.args[SOP_ATTENTION_V_POOL] = (sop_arg){SOP_ARG_POOL, at, 1};
+    if (codes) {
+        m.args[SOP_ATTENTION_K_SCALES] = (sop_arg){SOP_ARG_SCALES, at, 0};
+        m.args[SOP_ATTENTION_V_SCALES] = (sop_arg){SOP_ARG_SCALES, at, 1};
+    }
     m.args[SOP_ATTENTION_TABLE] = input(SOP_INPUT_TABLE, at);
     m.args[SOP_ATTENTION_Q_START] = input(SOP_INPUT_Q_START, 0);
     m.args[SOP_ATTENTION_KV_LEN] = input(SOP_INPUT_KV_LEN, 0);

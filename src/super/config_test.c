@@ -204,7 +204,7 @@ static void a_value_out_of_range_names_the_range(void)
     CHECK(refused("engine: {fallback: {backoff_factor: 0.5}}", "out of range", "from 1 to 100"));
     CHECK(refused("engine: {guard: sometimes}", "engine.guard: \"sometimes\" is not a value",
                   "allowed: off, sample, always"));
-    CHECK(refused("engine: {kv_dtype: F16}", "is not a value", "allowed: f32, f16"));
+    CHECK(refused("engine: {kv_dtype: F16}", "is not a value", "allowed: f32, f16, i8, f8"));
     CHECK(refused("engine: {guard: \"off\\0\"}", "holds a zero byte", ""));
 }
 

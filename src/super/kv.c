@@ -5,10 +5,12 @@
 
 #include "base/status.h"
 #include "core/op.h"
+#include "ops/kv_append/kv_append.h"
 
 struct layer {
     int32_t group;
     sop_operand pool[2];
+    sop_operand scales[2]; /* within kv->scales */
     size_t page_bytes[2];
 };
 
@@ -33,6 +35,7 @@ struct sop_kv {
     struct layer *layer;
     struct group group[SOP_MAX_KV_GROUPS];
     struct seq *seq;
+    sop_operand scales; /* of all layers, when the pools hold codes */
 };
 
 static int64_t pages_of(int64_t tokens)
@@ -75,6 +78,18 @@ static size_t page_bytes(const sop_kv_spec *s, int32_t l, int32_t which)
     return (size_t)(y->heads * SOP_KV_PAGE * (which ? y->v : y->k)) * sop_dtype_bytes(s->dtype);
 }
 
+static size_t scale_bytes(const sop_kv_spec *s, int32_t l)
+{
+    return sop_is_code(s->dtype) ? (size_t)s->layers[l].heads * sizeof(float) : 0;
+}
+
+static size_t all_scale_bytes(const sop_kv_spec *s)
+{
+    size_t sum = 0;
+    for (int32_t l = 0; l < s->n_layers; l++) sum += 2 * scale_bytes(s, l);
+    return sum;
+}
+
 sop_status sop_kv_bytes(const sop_kv_spec *spec, size_t *out)
 {
     struct group g[SOP_MAX_KV_GROUPS];
@@ -86,6 +101,7 @@ sop_status sop_kv_bytes(const sop_kv_spec *spec, size_t *out)
     for (int32_t l = 0; status == SOP_OK && l < spec->n_layers; l++)
         for (int32_t w = 0; w < 2; w++)
             *out += ((size_t)g[group_of[l]].pages * page_bytes(spec, l, w) + 63) & ~(size_t)63;
+    *out += all_scale_bytes(spec);
     free(group_of);
     return status;
 }
@@ -98,6 +114,7 @@ void sop_kv_destroy(sop_kv *kv)
             if (kv->layer[l].pool[w].data)
                 kv->device->ops->release(kv->device, kv->layer[l].pool[w].data,
                                          kv->layer[l].pool[w].bytes);
+    if (kv->scales.data) kv->device->ops->release(kv->device, kv->scales.data, kv->scales.bytes);
     for (int32_t g = 0; g < SOP_MAX_KV_GROUPS; g++) {
         free(kv->group[g].free_list);
         free(kv->group[g].refs);
@@ -138,6 +155,15 @@ sop_status sop_kv_create(sop_device *d, const sop_kv_spec *spec, bool dry, sop_k
             if (status != SOP_OK) goto out;
         }
     }
+    size_t at = 0;
+    kv->scales.bytes = all_scale_bytes(spec);
+    if (!dry && kv->scales.bytes) status = d->ops->reserve(d, kv->scales.bytes, &kv->scales.data);
+    if (status != SOP_OK) goto out;
+    for (int32_t i = 0; i < 2 * spec->n_layers && kv->scales.data; i++) {
+        const size_t bytes = scale_bytes(spec, i / 2);
+        kv->layer[i / 2].scales[i % 2] = (sop_operand){(char *)kv->scales.data + at, bytes};
+        at += bytes;
+    }
     for (int32_t k = 0; k < kv->n_groups; k++) {
         struct group *g = &kv->group[k];
         g->free_list = malloc((size_t)(g->pages + 1) * sizeof *g->free_list);
@@ -175,6 +201,11 @@ int32_t sop_kv_group(const sop_kv *kv, int32_t layer)
 sop_operand sop_kv_pool(const sop_kv *kv, int32_t layer, int32_t which)
 {
     return kv->layer[layer].pool[which];
+}
+
+sop_operand sop_kv_scales(const sop_kv *kv, int32_t layer, int32_t which)
+{
+    return kv->layer[layer].scales[which];
 }
 
 int64_t sop_kv_pages(const sop_kv *kv, int32_t group)

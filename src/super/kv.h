@@ -44,6 +44,8 @@ void sop_kv_destroy(sop_kv *kv);
 int32_t sop_kv_n_groups(const sop_kv *kv);
 int32_t sop_kv_group(const sop_kv *kv, int32_t layer);
 sop_operand sop_kv_pool(const sop_kv *kv, int32_t layer, int32_t which); /* 0 K, 1 V */
+/* Where the scales [heads] f32 of a layer's codes lie; no data where the pools hold none. */
+sop_operand sop_kv_scales(const sop_kv *kv, int32_t layer, int32_t which);
 int64_t sop_kv_pages(const sop_kv *kv, int32_t group);
 int64_t sop_kv_table_stride(const sop_kv *kv); /* pages that a sequence can list */
 

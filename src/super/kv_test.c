@@ -151,6 +151,32 @@ static void a_windowed_group_gives_pages_back_and_keeps_its_window(void)
     sop_kv_destroy(kv);
 }
 
+static void codes_take_half_the_memory_and_have_scales(void)
+{
+    const sop_kv_layer layers[2] = {{.heads = 3, .k = 64, .v = 32}, {.heads = 1, .k = 16, .v = 16}};
+    sop_kv_spec spec = {.layers = layers,
+                        .n_layers = 2,
+                        .dtype = SOP_F16,
+                        .max_seqs = 2,
+                        .max_step = 64,
+                        .ctx = 1024,
+                        .tokens = 2048};
+    size_t halves, codes;
+    sop_kv *kv;
+    CHECK(sop_kv_bytes(&spec, &halves) == SOP_OK);
+    spec.dtype = SOP_I8;
+    CHECK(sop_kv_bytes(&spec, &codes) == SOP_OK);
+    CHECK(codes == halves / 2 + 2 * (3 + 1) * sizeof(float));
+    CHECK(sop_kv_create(device, &spec, false, &kv) == SOP_OK);
+    const sop_operand a = sop_kv_scales(kv, 0, 1), b = sop_kv_scales(kv, 1, 0);
+    CHECK(a.bytes == 12 && b.bytes == 4 && (char *)a.data + 12 == (char *)b.data);
+    sop_kv_destroy(kv);
+    spec.dtype = SOP_F16;
+    CHECK(sop_kv_create(device, &spec, false, &kv) == SOP_OK);
+    CHECK(!sop_kv_scales(kv, 0, 0).data);
+    sop_kv_destroy(kv);
+}
+
 int main(void)
 {
     CHECK(sop_device_cpu(1, &device) == SOP_OK);
@@ -161,6 +187,7 @@ int main(void)
     RUN(without_pages_nothing_has_changed);
     RUN(a_fork_copies_a_shared_page_before_it_writes);
     RUN(a_windowed_group_gives_pages_back_and_keeps_its_window);
+    RUN(codes_take_half_the_memory_and_have_scales);
     device->ops->queue_destroy(queue);
     sop_device_destroy(device);
     return test_report();

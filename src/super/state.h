@@ -5,6 +5,7 @@
  *   place.c   buffers by liveness
  *   steps.c   a class of steps -> rows, calls
  *   run.c     a planned step -> done, with the ladder
+ *   scales.c  the scales of keys and values of 8 bits
  *   explain.c */
 #ifndef SUPER_STATE_H
 #define SUPER_STATE_H
@@ -113,6 +114,9 @@ sop_status sop_run_steps(sop_super *s, sop_steps *steps);
 sop_status sop_run_again(sop_super *s, const sop_step_class *class);
 /* Records a plan that runs from a recording, unless it is there. */
 sop_status sop_run_record(sop_super *s, sop_steps *steps);
+
+/* scales.c: measured and set, once the memory is there; nothing to do where pools hold no codes. */
+sop_status sop_scales_measure(sop_super *s);
 
 /* super.c: what model code calls. base_bytes: what the process held before the model was opened;
  * mapped: bytes of the weight file that steps read in place. */

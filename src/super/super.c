@@ -169,6 +169,7 @@ static sop_status create(const sop_super_spec *spec, bool dry, sop_super **out)
     if (!s) return sop_fail(SOP_E_NOMEM, "super: %zu bytes", sizeof *s);
     sop_status status = layout(s, spec, dry);
     if (status == SOP_OK && !dry) status = reserve(s);
+    if (status == SOP_OK && !dry) status = sop_scales_measure(s);
     if (status == SOP_OK && !dry && s->use_graphs) status = warm(s);
     s->bound &= ~(uint32_t)SOP_CHOOSE_PREPARE;
     if (status != SOP_OK) {
