@@ -348,6 +348,69 @@ static void batches_of_any_length_say_what_the_cpu_says_from_few_graphs(void)
     }
 }
 
+/* Each sequence in a step of its own, in turns; ids [seqs][n]. */
+static int generate_in_turns(struct opened *o, const int32_t *prompts, const int32_t *lengths,
+                             int32_t seqs, int32_t n, int32_t *ids)
+{
+    int32_t seq[8];
+    for (int32_t s = 0; s < seqs; s++)
+        if (sop_super_open(o->super, &seq[s]) != SOP_OK) return 0;
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t s = 0; s < seqs; s++) {
+            const sop_step_item it = {.seq = seq[s],
+                                      .n_ids = i ? 1 : lengths[s],
+                                      .ids = i ? &ids[s * n + i - 1] : prompts + s * N,
+                                      .want = SOP_WANT_LAST};
+            if (i == n / 2 && s == 0 && /* ahead of their turn */
+                (sop_super_offload(o->super, seq[2]) != SOP_OK ||
+                 sop_super_offload(o->super, seq[3]) != SOP_OK ||
+                 sop_super_restore(o->super, seq[2]) != SOP_OK))
+                return 0;
+            if (sop_super_step(o->super, &it, 1, &ids[s * n + i], NULL) != SOP_OK) {
+                printf("step %d: %s\n", i, sop_last_error());
+                return 0;
+            }
+        }
+    for (int32_t s = 0; s < seqs; s++) sop_super_close(o->super, seq[s]);
+    return 1;
+}
+
+/* 5 sequences of up to 2 pages where 6 pages are. Steps of one sequence are what the CPU's were. */
+static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
+{
+    enum { SEQS = 5, TOKENS = 70 };
+    static const int32_t lengths[SEQS] = {1, 24, 7, 16, 2}, kv_dtypes[] = {SOP_F16, SOP_I8};
+    const sop_limits roomy = {.ctx = 128, .max_seqs = SEQS, .max_tokens = 64, .max_outs = SEQS};
+    sop_limits tight = roomy;
+    sop_config config;
+    tight.kv_tokens = 64;
+    for (size_t i = 0; i < 2 * sizeof models / sizeof *models; i++) {
+        const char *file = models[i / 2];
+        struct opened all, few;
+        int32_t prompts[SEQS * N], want[SEQS * TOKENS], got[SEQS * TOKENS];
+        sop_super_counts counts;
+        sop_config_defaults(&config);
+        config.guard = SOP_GUARD_OFF;
+        config.kv_dtype = kv_dtypes[i % 2];
+        config.kv_host_gb = 0.01;
+        if (!open_model(&all, card, file, &config, &roomy) ||
+            !open_model(&few, card, file, &config, &tight)) {
+            CHECK(0);
+            continue;
+        }
+        for (int32_t k = 0; k < SEQS * N; k++) prompts[k] = (int32_t)((k * 7919 + 13) % all.vocab);
+        CHECK(generate_in_turns(&all, prompts, lengths, SEQS, TOKENS, want));
+        CHECK(generate_in_turns(&few, prompts, lengths, SEQS, TOKENS, got));
+        sop_super_counts_of(few.super, &counts);
+        const int windowed = strstr(file, "mistral") || strstr(file, "phi3"); /* pages for all */
+        CHECK(counts.pages_out == counts.pages_in && counts.pages_out > (windowed ? 1 : 20));
+        if (memcmp(want, got, sizeof want) != 0) printf("%s, %d: other tokens\n", file, (int)i % 2);
+        CHECK(memcmp(want, got, sizeof want) == 0);
+        close_model(&all);
+        close_model(&few);
+    }
+}
+
 /* ---- a layer in one kernel ---- */
 
 #define LAYER "layer_decode_sm90"
@@ -457,6 +520,7 @@ int main(void)
     RUN(fast_numerics_stay_near);
     RUN(keys_and_values_of_8_bits_stay_near);
     RUN(batches_of_any_length_say_what_the_cpu_says_from_few_graphs);
+    RUN(sequences_that_wait_on_the_host_answer_as_if_they_never_left);
     RUN(a_layer_in_one_kernel_says_what_its_modules_say);
     sop_device_destroy(card);
     return test_report();

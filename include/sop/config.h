@@ -32,6 +32,7 @@ typedef struct sop_config {
         int32_t max_retries;
     } fallback;
     double memory_limit_gb;  /* of 2^30 bytes; 0: no limit of ours */
+    double kv_host_gb;       /* host memory for keys and values of sequences that wait; 0: none */
     int64_t ctx;             /* tokens of one sequence; 0: what the model was trained for */
     int32_t numerics;        /* sop_numerics */
     int32_t guard;           /* sop_guard */

@@ -56,6 +56,7 @@ static const struct key keys[] = {
     {"engine.numerics",                            WORD, AT(numerics),        0, 2, SOP_NUMERICS_FAST, "fast|exact|invariant"},
     {"engine.guard",                               WORD, AT(guard),           0, 2, SOP_GUARD_SAMPLE, "off|sample|always"},
     {"engine.kv_dtype",                            TYPE, AT(kv_dtype),        0, 3, 1, "f32|f16|i8|f8"},
+    {"engine.kv_host_gb",                          REAL, AT(kv_host_gb),      0, 1e6, 0, NULL},
     {"engine.max_step_tokens",                     INT,  AT(max_step_tokens), 1, 65536, 512, NULL},
     {"engine.threads",                             INT,  AT(threads),         0, 1024, 0, NULL},
 };
