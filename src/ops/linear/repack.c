@@ -67,7 +67,6 @@ sop_status sop_repack_int4(sop_int4_layout layout, const uint32_t *q, const uint
                            const uint16_t *scales, const int32_t *group_of, int64_t n, int64_t k,
                            int64_t group, void *out)
 {
-    uint8_t *o = out;
     SOP_TRY(check_extents(n, k, group));
     if (n % 8) return sop_fail(SOP_E_SHAPE, "repack: n=%lld is not a multiple of 8", (long long)n);
     for (int64_t c = 0; group_of && c < k; c++)
@@ -76,17 +75,20 @@ sop_status sop_repack_int4(sop_int4_layout layout, const uint32_t *q, const uint
                             "repack: column %lld is of group %d, must be of %lld: the columns are "
                             "not in the order of their groups",
                             (long long)c, group_of[c], (long long)(c / group));
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t c = 0; c < k; c += BLOCK, o += 4 + BLOCK / 2) {
-            const int64_t g = c / group;
-            memcpy(o, &scales[g * n + i], 2);
-            o[2] = (uint8_t)zero(layout, zeros, n, i, g);
-            o[3] = 0;
-            for (int64_t b = 0; b < BLOCK / 2; b++) { /* byte b: 16 columns apart */
-                const int64_t at = c + b / 16 * 32 + b % 16;
-                o[4 + b] =
-                    (uint8_t)(code(layout, q, n, i, at) | code(layout, q, n, i, at + 16) << 4);
+    /* 128 rows at a time: the words of 128 columns of theirs stay in the nearest cache */
+    for (int64_t first = 0; first < n; first += BLOCK)
+        for (int64_t c = 0; c < k; c += BLOCK)
+            for (int64_t i = first; i < n && i < first + BLOCK; i++) {
+                const int64_t g = c / group;
+                uint8_t *o = (uint8_t *)out + (i * (k / BLOCK) + c / BLOCK) * (4 + BLOCK / 2);
+                memcpy(o, &scales[g * n + i], 2);
+                o[2] = (uint8_t)zero(layout, zeros, n, i, g);
+                o[3] = 0;
+                for (int64_t b = 0; b < BLOCK / 2; b++) { /* byte b: 16 columns apart */
+                    const int64_t at = c + b / 16 * 32 + b % 16;
+                    o[4 + b] =
+                        (uint8_t)(code(layout, q, n, i, at) | code(layout, q, n, i, at + 16) << 4);
+                }
             }
-        }
     return SOP_OK;
 }
