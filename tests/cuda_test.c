@@ -403,7 +403,7 @@ static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
         CHECK(generate_in_turns(&few, prompts, lengths, SEQS, TOKENS, got));
         sop_super_counts_of(few.super, &counts);
         const int windowed = strstr(file, "mistral") || strstr(file, "phi3"); /* pages for all */
-        CHECK(counts.pages_out == counts.pages_in && counts.pages_out > (windowed ? 1 : 20));
+        CHECK(counts.pages_out >= counts.pages_in && counts.pages_in > (windowed ? 1 : 20));
         if (memcmp(want, got, sizeof want) != 0) printf("%s, %d: other tokens\n", file, (int)i % 2);
         CHECK(memcmp(want, got, sizeof want) == 0);
         close_model(&all);
