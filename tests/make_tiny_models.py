@@ -419,6 +419,18 @@ def gptq(name, w, rng):
             f"{name}.g_idx": np.arange(k, dtype=np.int32) // 128}, said
 
 
+def packed(name, w, rng):
+    """Symmetric, codes of -8 to 7 stored 8 higher, bf16 scales."""
+    n, k = w.shape
+    g = w.reshape(n, k // 128, 128)
+    scale = torch.from_numpy(np.abs(g).max(2) / 7).to(torch.bfloat16)
+    code = np.clip(np.rint(g / scale.double().numpy()[..., None]), -8, 7)
+    said = scale.double().numpy()[..., None] * code
+    return {f"{name}.weight_packed": pack((code + 8).astype(np.int64).reshape(n, k // 8, 8)),
+            f"{name}.weight_scale": scale,
+            f"{name}.weight_shape": np.array([n, k], dtype=np.int64)}, said.reshape(n, k)
+
+
 def e4m3(x):
     return torch.from_numpy(x.astype(np.float32)).clamp(-448, 448).to(torch.float8_e4m3fn)
 
@@ -498,6 +510,10 @@ def quantised_folders(out, llama_vocab, phi_vocab, ids):
         ("llama/hf-mixed", torch.bfloat16, mixed, {"quant_method": "compressed-tensors",
                                                    "format": "float-quantized"}),
         ("phi3/hf-awq", torch.float16, awq, {"quant_method": "awq", "version": "gemm", "zero_point": True, **four}),
+        ("llama/hf-packed", torch.bfloat16, packed, {
+            "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}}}}),
     ]
     for seed, (name, dtype, take_apart, about) in enumerate(kinds):
         phi = name.startswith("phi3")

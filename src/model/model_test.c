@@ -97,7 +97,8 @@ static const struct {
               {"gemma3", "hf", "model"},        {"phi3", "model.gguf", "model"},
               {"phi3", "hf", "model"},          {"phi3", "hf-awq", "awq"},
               {"llama", "hf-awq", "awq"},       {"llama", "hf-gptq", "gptq"},
-              {"llama", "hf-fp8", "fp8"},       {"llama", "hf-mixed", "mixed"}};
+              {"llama", "hf-fp8", "fp8"},       {"llama", "hf-mixed", "mixed"},
+              {"llama", "hf-packed", "packed"}};
 
 static void judge(int32_t numerics, int32_t kv_dtype, double limit)
 {

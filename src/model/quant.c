@@ -38,19 +38,28 @@ static void flag(const sop_file *f, const char *last, bool *out)
     (void)sop_file_bool(f, key(last, buf), out);
 }
 
+static sop_status check_group(const char *method, int64_t group)
+{
+    if (group == -1 || (group >= BLOCK && group % BLOCK == 0)) return SOP_OK;
+    return sop_fail(SOP_E_UNSUPPORTED, "%s: groups of %lld columns, superop takes multiples of %d",
+                    method, (long long)group, BLOCK);
+}
+
+static sop_status check_bits(const char *method, int64_t bits)
+{
+    return bits == 4 ? SOP_OK
+                     : sop_fail(SOP_E_UNSUPPORTED, "%s: weights of %lld bits, superop takes 4",
+                                method, (long long)bits);
+}
+
 static sop_status config_4(const sop_file *f, const char *method, sop_quant *out)
 {
     int64_t bits = 4;
     if (!number(f, "bits", &bits)) (void)number(f, "w_bit", &bits);
-    if (bits != 4)
-        return sop_fail(SOP_E_UNSUPPORTED, "%s: weights of %lld bits, superop takes 4", method,
-                        (long long)bits);
+    SOP_TRY(check_bits(method, bits));
     if (!number(f, "group_size", &out->group) && !number(f, "q_group_size", &out->group))
         return sop_fail(SOP_E_FORMAT, "%s: quantization_config has no group_size", method);
-    if (out->group != -1 && (out->group < BLOCK || out->group % BLOCK))
-        return sop_fail(SOP_E_UNSUPPORTED,
-                        "%s: groups of %lld columns, superop takes multiples of %d", method,
-                        (long long)out->group, BLOCK);
+    SOP_TRY(check_group(method, out->group));
     if (out->method == SOP_QUANT_AWQ) {
         const char *version = word(f, "version", "gemm");
         if (strcasecmp(version, "gemm") != 0)
@@ -67,17 +76,39 @@ static sop_status config_4(const sop_file *f, const char *method, sop_quant *out
     return SOP_OK;
 }
 
+/* The first group of compressed-tensors: superop takes files in which it is the only kind of 4 bits. */
+#define GROUP "config_groups.group_0.weights."
+
+static sop_status config_packed(const sop_file *f, const char *method, sop_quant *out)
+{
+    int64_t bits = 4;
+    bool symmetric = true;
+    out->method = SOP_QUANT_PACKED;
+    out->group = -1;
+    (void)number(f, GROUP "num_bits", &bits);
+    (void)number(f, GROUP "group_size", &out->group);
+    flag(f, GROUP "symmetric", &symmetric);
+    SOP_TRY(check_bits(method, bits));
+    if (!symmetric)
+        return sop_fail(SOP_E_UNSUPPORTED,
+                        "%s: pack-quantized with zero points, superop takes "
+                        "symmetric groups",
+                        method);
+    return check_group(method, out->group);
+}
+
 /* Rows and columns of a block, where there are blocks. */
 static sop_status config_8(const sop_file *f, const char *method, sop_quant *out)
 {
-    static const char *const names[] = {"weight_block_size",
-                                        "config_groups.group_0.weights.block_structure"};
+    static const char *const names[] = {"weight_block_size", GROUP "block_structure"};
     char buf[128];
     const char *format = word(f, "format", "float-quantized");
+    if (strcmp(format, "pack-quantized") == 0) return config_packed(f, method, out);
     if (strcmp(format, "float-quantized") != 0 && strcmp(format, "int-quantized") != 0 &&
         strcmp(format, "naive-quantized") != 0)
         return sop_fail(SOP_E_UNSUPPORTED,
-                        "%s: format \"%s\", superop takes float-quantized and int-quantized",
+                        "%s: format \"%s\", superop takes float-quantized, int-quantized and "
+                        "pack-quantized",
                         method, format);
     for (int i = 0; i < 2; i++) {
         if (sop_file_array(f, key(names[i], buf)) < 0) continue;
@@ -133,6 +164,12 @@ static bool is_8(const sop_file *f, const char *name, sop_tensor *t)
            (t->dtype == SOP_I8 || t->dtype == SOP_F8);
 }
 
+/* The part of 4-bit weights that holds the codes. */
+static const char *codes_of(const sop_quant *q)
+{
+    return q->method == SOP_QUANT_PACKED ? "weight_packed" : "qweight";
+}
+
 bool sop_quant_find(const sop_file *f, const sop_quant *q, const char *name, sop_tensor *out)
 {
     char full[192];
@@ -144,13 +181,13 @@ bool sop_quant_find(const sop_file *f, const sop_quant *q, const char *name, sop
         out->shape[1] = t.shape[1];
         return true;
     }
-    const bool awq = q->method == SOP_QUANT_AWQ;
-    if ((!awq && q->method != SOP_QUANT_GPTQ) || sop_file_tensor(f, name, &t) ||
-        !part(f, name, "qweight", full, &t) || t.ndim != 2)
+    if (q->method == SOP_QUANT_NONE || q->method == SOP_QUANT_8 || sop_file_tensor(f, name, &t) ||
+        !part(f, name, codes_of(q), full, &t) || t.ndim != 2)
         return false;
     out->dtype = SOP_I4_128;
-    out->shape[0] = awq ? 8 * t.shape[1] : t.shape[1];
-    out->shape[1] = awq ? t.shape[0] : 8 * t.shape[0];
+    const bool rows = q->method == SOP_QUANT_PACKED, awq = q->method == SOP_QUANT_AWQ;
+    out->shape[0] = rows ? t.shape[0] : awq ? 8 * t.shape[1] : t.shape[1];
+    out->shape[1] = rows ? 8 * t.shape[1] : awq ? t.shape[0] : 8 * t.shape[0];
     return true;
 }
 
@@ -268,14 +305,13 @@ static sop_status words(const sop_file *f, const char *name, const char *last, i
 }
 
 /* Scales of int4 blocks are f16; files have also others, which mostly are numbers of f16. */
-static sop_status halves(const sop_file *f, const char *name, int64_t groups, int64_t n,
-                         uint16_t **out)
+static sop_status halves(const sop_file *f, const char *name, const char *last, int64_t groups,
+                         int64_t n, uint16_t **out)
 {
     char full[192];
     sop_tensor t;
     float *scales = NULL;
-    if (!part(f, name, "scales", full, &t) || t.ndim != 2 || t.shape[0] != groups ||
-        t.shape[1] != n)
+    if (!part(f, name, last, full, &t) || t.ndim != 2 || t.shape[0] != groups || t.shape[1] != n)
         return sop_fail(SOP_E_FORMAT, "the tensor %s is missing or not [%lld, %lld]", full,
                         (long long)groups, (long long)n);
     sop_status status = floats_of(full, &t, groups * n, &scales);
@@ -296,10 +332,11 @@ static sop_status halves(const sop_file *f, const char *name, int64_t groups, in
 static sop_status zeros_of(const sop_quant *q, const char *name, const uint32_t *zeros, int64_t n,
                            sop_int4_layout *out)
 {
-    *out = q->method == SOP_QUANT_AWQ ? SOP_INT4_AWQ
-           : q->zeros_themselves      ? SOP_INT4_GPTQ_V2
-                                      : SOP_INT4_GPTQ;
-    if (q->method == SOP_QUANT_AWQ || n == 0) return SOP_OK;
+    *out = q->method == SOP_QUANT_AWQ      ? SOP_INT4_AWQ
+           : q->method == SOP_QUANT_PACKED ? SOP_INT4_ROWS
+           : q->zeros_themselves           ? SOP_INT4_GPTQ_V2
+                                           : SOP_INT4_GPTQ;
+    if (q->method != SOP_QUANT_GPTQ || n == 0) return SOP_OK;
     if (q->symmetric) *out = (zeros[0] & 15) == 8 ? SOP_INT4_GPTQ_V2 : SOP_INT4_GPTQ;
     for (int64_t i = 0; i < 8 * n; i++) {
         const uint32_t z = zeros[i / 8] >> 4 * (i % 8) & 15;
@@ -320,27 +357,38 @@ static sop_status zeros_of(const sop_quant *q, const char *name, const uint32_t 
 static sop_status read_4(const sop_file *f, const sop_quant *q, const char *name, int64_t n,
                          int64_t k, void **own)
 {
-    const bool awq = q->method == SOP_QUANT_AWQ;
+    const bool awq = q->method == SOP_QUANT_AWQ, rows = q->method == SOP_QUANT_PACKED;
     const int64_t group = q->group > 0 ? q->group : k;
     const uint32_t *codes = NULL, *zeros = NULL, *order = NULL;
     void *copies[3] = {NULL};
     uint16_t *scales = NULL;
     char full[192];
     sop_tensor t;
-    if (k < 1 || k % BLOCK || n % 8)
+    if (k < 1 || k % BLOCK || (n % 8 && !rows))
         return sop_fail(SOP_E_UNSUPPORTED,
                         "the tensor %s is [%lld, %lld] of 4 bits, superop takes rows by 8 and "
                         "columns by %d",
                         name, (long long)n, (long long)k, BLOCK);
     const int64_t groups = (k + group - 1) / group;
-    const bool ordered = part(f, name, "g_idx", full, &t);
+    const char *of = rows ? "weight_g_idx" : "g_idx";
+    const bool ordered = part(f, name, of, full, &t);
     if (q->act_order && !ordered)
         return sop_fail(SOP_E_UNSUPPORTED, "%s: desc_act is true and %s is missing", name, full);
     sop_int4_layout layout;
-    sop_status status = words(f, name, "qweight", awq ? k : k / 8, awq ? n / 8 : n, &codes, copies);
-    if (status == SOP_OK) status = words(f, name, "qzeros", groups, n / 8, &zeros, copies + 1);
-    if (status == SOP_OK && ordered) status = words(f, name, "g_idx", 1, k, &order, copies + 2);
-    if (status == SOP_OK) status = halves(f, name, groups, n, &scales);
+    sop_status status = words(f, name, codes_of(q),
+                              rows  ? n
+                              : awq ? k
+                                    : k / 8,
+                              rows  ? k / 8
+                              : awq ? n / 8
+                                    : n,
+                              &codes, copies);
+    if (status == SOP_OK && !rows)
+        status = words(f, name, "qzeros", groups, n / 8, &zeros, copies + 1);
+    if (status == SOP_OK && ordered) status = words(f, name, of, 1, k, &order, copies + 2);
+    if (status == SOP_OK)
+        status = rows ? halves(f, name, "weight_scale", n, groups, &scales)
+                      : halves(f, name, "scales", groups, n, &scales);
     if (status == SOP_OK) status = zeros_of(q, name, zeros, groups * (n / 8), &layout);
     if (status == SOP_OK) status = make(SOP_I4_128, n, k, name, own);
     if (status == SOP_OK) {
@@ -361,7 +409,7 @@ sop_status sop_quant_read(const sop_file *f, const sop_quant *q, const char *nam
     if (!sop_quant_find(f, q, name, &as))
         return sop_fail(SOP_E_FORMAT, "the tensor %s is missing", name);
     const bool eight = is_8(f, name, &t);
-    if (!eight) (void)part(f, name, "qweight", full, &t);
+    if (!eight) (void)part(f, name, codes_of(q), full, &t);
     const sop_status status =
         eight ? read_8(f, q, name, &t, own) : read_4(f, q, name, as.shape[0], as.shape[1], own);
     if (status == SOP_OK) {

@@ -3,6 +3,7 @@
  * weight's number changes: what has no exact form here is refused.
  *
  *   AWQ, GPTQ  NAME.qweight, .qzeros, .scales, .g_idx (GPTQ)     -> i4_128
+ *   packed     NAME.weight_packed, .weight_scale (compressed-tensors' pack-quantized) -> i4_128
  *   int8, fp8  NAME.weight (I8, F8_E4M3), .weight_scale_inv or    -> i8_128, f8_128
  *              .weight_scale: one, one a row, or one a block */
 #ifndef MODEL_QUANT_H
@@ -16,12 +17,12 @@
 extern "C" {
 #endif
 
-enum { SOP_QUANT_NONE, SOP_QUANT_AWQ, SOP_QUANT_GPTQ, SOP_QUANT_8 };
+enum { SOP_QUANT_NONE, SOP_QUANT_AWQ, SOP_QUANT_GPTQ, SOP_QUANT_PACKED, SOP_QUANT_8 };
 
 /* What config.json's quantization_config says. */
 typedef struct sop_quant {
     int32_t method;
-    int64_t group;         /* AWQ, GPTQ: columns that share a scale; -1: all */
+    int64_t group;         /* of 4 bits: columns that share a scale; -1: all */
     int64_t tall, wide;    /* fp8 in blocks: rows and columns that share a scale; 0: no blocks */
     bool symmetric;        /* GPTQ: zero is 8, whatever the file holds */
     bool zeros_themselves; /* GPTQ v2: a zero stands as it is, not less 1 */

@@ -167,8 +167,11 @@ static void what_the_blocks_cannot_say_is_refused_with_the_numbers(void)
         {CONFIG(AWQ ",\"version\":\"gemv\""), "\"gemv\""},
         {CONFIG(GPTQ ",\"checkpoint_format\":\"marlin\""), "\"marlin\""},
         {CONFIG("\"quant_method\":\"bitsandbytes\""), "\"bitsandbytes\""},
-        {CONFIG("\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\""),
-         "\"pack-quantized\""},
+        {CONFIG("\"quant_method\":\"compressed-tensors\",\"format\":\"marlin-24\""),
+         "\"marlin-24\""},
+        {CONFIG("\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\","
+                "\"config_groups\":{\"group_0\":{\"weights\":{\"symmetric\":false}}}"),
+         "pack-quantized with zero points"},
         {CONFIG("\"quant_method\":\"fp8\",\"weight_block_size\":[64,64]"),
          "64 rows and 64 columns"}};
     four(true, 1, 0);

@@ -50,14 +50,17 @@ static int64_t awq_place(int64_t i)
     return i / 2 + i % 2 * 4;
 }
 
-static uint32_t code(sop_int4_layout layout, const uint32_t *q, int64_t n, int64_t i, int64_t c)
+static uint32_t code(sop_int4_layout layout, const uint32_t *q, int64_t n, int64_t k, int64_t i,
+                     int64_t c)
 {
+    if (layout == SOP_INT4_ROWS) return nibble(q[i * (k / 8) + c / 8], c % 8);
     return layout == SOP_INT4_AWQ ? nibble(q[c * (n / 8) + i / 8], awq_place(i % 8))
                                   : nibble(q[c / 8 * n + i], c % 8);
 }
 
 static uint32_t zero(sop_int4_layout layout, const uint32_t *zeros, int64_t n, int64_t i, int64_t g)
 {
+    if (layout == SOP_INT4_ROWS) return 8;
     const uint32_t word = zeros[g * (n / 8) + i / 8];
     if (layout == SOP_INT4_AWQ) return nibble(word, awq_place(i % 8));
     return nibble(word, i % 8) + (layout == SOP_INT4_GPTQ);
@@ -68,7 +71,9 @@ sop_status sop_repack_int4(sop_int4_layout layout, const uint32_t *q, const uint
                            int64_t group, void *out)
 {
     SOP_TRY(check_extents(n, k, group));
-    if (n % 8) return sop_fail(SOP_E_SHAPE, "repack: n=%lld is not a multiple of 8", (long long)n);
+    const int64_t groups = (k + group - 1) / group;
+    if (n % 8 && layout != SOP_INT4_ROWS)
+        return sop_fail(SOP_E_SHAPE, "repack: n=%lld is not a multiple of 8", (long long)n);
     for (int64_t c = 0; group_of && c < k; c++)
         if (group_of[c] != c / group)
             return sop_fail(SOP_E_UNSUPPORTED,
@@ -81,13 +86,13 @@ sop_status sop_repack_int4(sop_int4_layout layout, const uint32_t *q, const uint
             for (int64_t i = first; i < n && i < first + BLOCK; i++) {
                 const int64_t g = c / group;
                 uint8_t *o = (uint8_t *)out + (i * (k / BLOCK) + c / BLOCK) * (4 + BLOCK / 2);
-                memcpy(o, &scales[g * n + i], 2);
+                memcpy(o, &scales[layout == SOP_INT4_ROWS ? i * groups + g : g * n + i], 2);
                 o[2] = (uint8_t)zero(layout, zeros, n, i, g);
                 o[3] = 0;
                 for (int64_t b = 0; b < BLOCK / 2; b++) { /* byte b: 16 columns apart */
                     const int64_t at = c + b / 16 * 32 + b % 16;
-                    o[4 + b] =
-                        (uint8_t)(code(layout, q, n, i, at) | code(layout, q, n, i, at + 16) << 4);
+                    o[4 + b] = (uint8_t)(code(layout, q, n, k, i, at) |
+                                         code(layout, q, n, k, i, at + 16) << 4);
                 }
             }
     return SOP_OK;
