@@ -69,6 +69,8 @@ static sop_status open_all(const char *path, opened *o)
     *o = (opened){.seq = -1};
     sop_config_defaults(&config);
     config.threads = 2;
+    config.kv_host_gb = 0.001;
+    config.kv_dtype = strstr(path, "hf-awq") ? SOP_I8 : SOP_F16;
     sop_status s = sop_runtime_create(&config, NULL, "", &o->runtime);
     if (s == SOP_OK) s = sop_model_open(o->runtime, path, &o->model);
     if (s == SOP_OK) s = sop_tokenizer_open(path, &o->tokenizer);
@@ -110,6 +112,7 @@ static const char *const models[] = {
     SOP_TEST_DATA "/tiny/llama/model.gguf",
     SOP_TEST_DATA "/tiny/qwen2/hf",
     SOP_TEST_DATA "/tiny/gemma3/model.gguf",
+    SOP_TEST_DATA "/tiny/phi3/hf-awq",
 };
 enum { N_MODELS = sizeof models / sizeof *models, MOST = 200 };
 
@@ -149,7 +152,11 @@ static void a_decode_step_allocates_nothing(void)
         /* The guard looks at one module of a step, in turn, and is planned at its first look. */
         for (int k = 0; k < facts.n_modules; k++) CHECK(step(&o, &next, 1, &next) == SOP_OK);
         n_allocations = 0;
-        for (int k = 0; k < 16; k++) CHECK(step(&o, &next, 1, &next) == SOP_OK);
+        for (int k = 0; k < 16; k++) {
+            if (k % 3 == 0) CHECK(sop_super_offload(o.super, o.seq) == SOP_OK);
+            if (k % 2 == 0) CHECK(sop_super_restore(o.super, o.seq) == SOP_OK);
+            CHECK(step(&o, &next, 1, &next) == SOP_OK);
+        }
         CHECK(n_allocations == 0);
         close_all(&o);
     }

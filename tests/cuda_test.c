@@ -152,7 +152,9 @@ static void a_product_of_a_library_runs_recorded_as_it_does_eagerly(void)
 enum { N = 24 }; /* ids of a reference */
 
 static const char *const models[] = {"qwen2/model.gguf", "qwen2/quant.gguf", "qwen3/model.gguf",
-                                     "llama/hf",         "mistral/hf",       "gemma3/model.gguf"};
+                                     "llama/hf",         "mistral/hf",       "gemma3/model.gguf",
+                                     "llama/hf-awq",     "llama/hf-fp8",     "llama/hf-mixed",
+                                     "phi3/hf",          "phi3/hf-awq"};
 
 struct opened {
     sop_runtime *rt;
@@ -198,8 +200,12 @@ static void *read_reference(const char *file, const char *what, size_t bytes)
     char path[512];
     void *data = calloc(1, bytes);
     const int quant = strstr(file, "quant") != NULL, arch = (int)strcspn(file, "/");
+    const char *quantised = strstr(file, "hf-"); /* "llama/hf-awq": awq */
     (void)snprintf(path, sizeof path, SOP_TEST_DATA "/tiny/%.*s/%s.%s", arch, file,
-                   quant ? "quant" : "model", what);
+                   quantised ? quantised + 3
+                   : quant   ? "quant"
+                             : "model",
+                   what);
     FILE *f = fopen(path, "rb");
     CHECK(f && data && fread(data, bytes, 1, f) == 1);
     if (f) (void)fclose(f);
@@ -243,7 +249,7 @@ out:
     return most;
 }
 
-static void judge(int32_t numerics, int32_t guard, double limit)
+static void judge(int32_t numerics, int32_t guard, int32_t kv_dtype, double limit)
 {
     static const int32_t whole[] = {0}, chunks[] = {7, 1, 9, 2, 0};
     static const int32_t ones[N + 1] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
@@ -253,6 +259,7 @@ static void judge(int32_t numerics, int32_t guard, double limit)
     sop_config_defaults(&config);
     config.numerics = numerics;
     config.guard = guard;
+    config.kv_dtype = kv_dtype;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         for (size_t w = 0; w < 3; w++) {
             const double e = worst(models[i], &config, ways[w]);
@@ -265,17 +272,23 @@ static void judge(int32_t numerics, int32_t guard, double limit)
 /* float32 against float32 in another order of sums: some 30 roundings deep */
 static void exact_numerics_agree_with_transformers_node_by_node(void)
 {
-    judge(SOP_NUMERICS_EXACT, SOP_GUARD_ALWAYS, 2e-5);
+    judge(SOP_NUMERICS_EXACT, SOP_GUARD_ALWAYS, SOP_F16, 2e-5);
 }
 
 static void exact_numerics_agree_with_transformers_as_graphs(void)
 {
-    judge(SOP_NUMERICS_EXACT, SOP_GUARD_OFF, 2e-5);
+    judge(SOP_NUMERICS_EXACT, SOP_GUARD_OFF, SOP_F16, 2e-5);
 }
 
 static void fast_numerics_stay_near(void)
 {
-    judge(SOP_NUMERICS_FAST, SOP_GUARD_OFF, 5e-2);
+    judge(SOP_NUMERICS_FAST, SOP_GUARD_OFF, SOP_F16, 5e-2);
+}
+
+static void keys_and_values_of_8_bits_stay_near(void)
+{
+    judge(SOP_NUMERICS_FAST, SOP_GUARD_OFF, SOP_I8, 8e-2);
+    judge(SOP_NUMERICS_FAST, SOP_GUARD_OFF, SOP_F8, 15e-2);
 }
 
 /* n more tokens of each sequence, all in one step a time; ids [seqs][n]. */
@@ -336,6 +349,69 @@ static void batches_of_any_length_say_what_the_cpu_says_from_few_graphs(void)
         CHECK(counts.replays == TOKENS && counts.graphs == recorded);
         close_model(&cpu);
         close_model(&gpu);
+    }
+}
+
+/* Each sequence in a step of its own, in turns; ids [seqs][n]. */
+static int generate_in_turns(struct opened *o, const int32_t *prompts, const int32_t *lengths,
+                             int32_t seqs, int32_t n, int32_t *ids)
+{
+    int32_t seq[8];
+    for (int32_t s = 0; s < seqs; s++)
+        if (sop_super_open(o->super, &seq[s]) != SOP_OK) return 0;
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t s = 0; s < seqs; s++) {
+            const sop_step_item it = {.seq = seq[s],
+                                      .n_ids = i ? 1 : lengths[s],
+                                      .ids = i ? &ids[s * n + i - 1] : prompts + s * N,
+                                      .want = SOP_WANT_LAST};
+            if (i == n / 2 && s == 0 && /* ahead of their turn */
+                (sop_super_offload(o->super, seq[2]) != SOP_OK ||
+                 sop_super_offload(o->super, seq[3]) != SOP_OK ||
+                 sop_super_restore(o->super, seq[2]) != SOP_OK))
+                return 0;
+            if (sop_super_step(o->super, &it, 1, &ids[s * n + i], NULL) != SOP_OK) {
+                printf("step %d: %s\n", i, sop_last_error());
+                return 0;
+            }
+        }
+    for (int32_t s = 0; s < seqs; s++) sop_super_close(o->super, seq[s]);
+    return 1;
+}
+
+/* 5 sequences of up to 2 pages where 6 pages are. Steps of one sequence are what the CPU's were. */
+static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
+{
+    enum { SEQS = 5, TOKENS = 70 };
+    static const int32_t lengths[SEQS] = {1, 24, 7, 16, 2}, kv_dtypes[] = {SOP_F16, SOP_I8};
+    const sop_limits roomy = {.ctx = 128, .max_seqs = SEQS, .max_tokens = 64, .max_outs = SEQS};
+    sop_limits tight = roomy;
+    sop_config config;
+    tight.kv_tokens = 64;
+    for (size_t i = 0; i < 2 * sizeof models / sizeof *models; i++) {
+        const char *file = models[i / 2];
+        struct opened all, few;
+        int32_t prompts[SEQS * N], want[SEQS * TOKENS], got[SEQS * TOKENS];
+        sop_super_counts counts;
+        sop_config_defaults(&config);
+        config.guard = SOP_GUARD_OFF;
+        config.kv_dtype = kv_dtypes[i % 2];
+        config.kv_host_gb = 0.01;
+        if (!open_model(&all, card, file, &config, &roomy) ||
+            !open_model(&few, card, file, &config, &tight)) {
+            CHECK(0);
+            continue;
+        }
+        for (int32_t k = 0; k < SEQS * N; k++) prompts[k] = (int32_t)((k * 7919 + 13) % all.vocab);
+        CHECK(generate_in_turns(&all, prompts, lengths, SEQS, TOKENS, want));
+        CHECK(generate_in_turns(&few, prompts, lengths, SEQS, TOKENS, got));
+        sop_super_counts_of(few.super, &counts);
+        const int windowed = strstr(file, "mistral") || strstr(file, "phi3"); /* pages for all */
+        CHECK(counts.pages_out >= counts.pages_in && counts.pages_in > (windowed ? 1 : 20));
+        if (memcmp(want, got, sizeof want) != 0) printf("%s, %d: other tokens\n", file, (int)i % 2);
+        CHECK(memcmp(want, got, sizeof want) == 0);
+        close_model(&all);
+        close_model(&few);
     }
 }
 
@@ -843,7 +919,9 @@ int main(int argc, char **argv)
     PICK(exact_numerics_agree_with_transformers_node_by_node);
     PICK(exact_numerics_agree_with_transformers_as_graphs);
     PICK(fast_numerics_stay_near);
+    PICK(keys_and_values_of_8_bits_stay_near);
     PICK(batches_of_any_length_say_what_the_cpu_says_from_few_graphs);
+    PICK(sequences_that_wait_on_the_host_answer_as_if_they_never_left);
     PICK(a_layer_in_one_kernel_says_what_its_modules_say);
     PICK(invariant_numerics_give_the_same_bits_in_any_batch);
     PICK(greedy_tokens_are_those_of_the_cpu_around_512_tokens);

@@ -244,7 +244,8 @@ def llama3_factors(c):
 
 
 ARCH = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
-        "gemma3": gguf.MODEL_ARCH.GEMMA3, "llama": gguf.MODEL_ARCH.LLAMA}
+        "gemma3": gguf.MODEL_ARCH.GEMMA3, "llama": gguf.MODEL_ARCH.LLAMA,
+        "phi3": gguf.MODEL_ARCH.PHI3}
 
 
 def gguf_weights(model, arch):
@@ -283,8 +284,8 @@ def write_gguf(path, arch, model, v, plain):
     if arch in ("qwen3", "gemma3"):
         w.add_key_length(k)
         w.add_value_length(k)
-    if arch == "llama":
-        w.add_rope_dimension_count(k)
+    if arch in ("llama", "phi3"):
+        w.add_rope_dimension_count(int(k * (getattr(c, "partial_rotary_factor", None) or 1)))
     rope = c.rope_parameters
     if arch == "gemma3":
         w.add_rope_freq_base(rope["full_attention"]["rope_theta"])
@@ -377,6 +378,154 @@ def quantised(out, rng):
     return model
 
 
+# ---- quantised folders -----------------------------------------------------------------------
+#
+# Each function takes a matrix [n, k] apart into the tensors of a checkpoint, and gives the weights that
+# these say, in float64: what superop's own blocks must say too.
+
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def pack(nibbles):
+    """[..., 8] numbers of 4 bits to i32 words, the first in the lowest bits."""
+    words = sum(nibbles[..., e].astype(np.uint32) << np.uint32(4 * e) for e in range(8))
+    return words.astype(np.uint32).view(np.int32)
+
+
+def four_bits(w, rng, group=128):
+    """Codes [n, k], zeros 1..15 and f16 scales [n, k / group], and what they say."""
+    n, k = w.shape
+    g = w.reshape(n, k // group, group)
+    zero = rng.integers(5, 11, (n, k // group))
+    scale = (np.abs(g).max(2) / 5).astype(np.float16)
+    code = np.clip(np.rint(g / scale.astype(np.float64)[..., None]) + zero[..., None], 0, 15)
+    said = scale.astype(np.float64)[..., None] * (code - zero[..., None])
+    return code.reshape(n, k).astype(np.int64), zero, scale, said.reshape(n, k)
+
+
+def awq(name, w, rng):
+    q, zero, scale, said = four_bits(w, rng)
+    words = lambda x: pack(x.T.reshape(x.shape[1], -1, 8)[..., AWQ_ORDER])
+    return {f"{name}.qweight": words(q), f"{name}.qzeros": words(zero),
+            f"{name}.scales": np.ascontiguousarray(scale.T)}, said
+
+
+def gptq(name, w, rng):
+    q, zero, scale, said = four_bits(w, rng)
+    n, k = q.shape
+    return {f"{name}.qweight": pack(q.T.reshape(k // 8, 8, n).swapaxes(1, 2)),
+            f"{name}.qzeros": pack((zero.T - 1).reshape(-1, n // 8, 8)),
+            f"{name}.scales": np.ascontiguousarray(scale.T),
+            f"{name}.g_idx": np.arange(k, dtype=np.int32) // 128}, said
+
+
+def packed(name, w, rng):
+    """Symmetric, codes of -8 to 7 stored 8 higher, bf16 scales."""
+    n, k = w.shape
+    g = w.reshape(n, k // 128, 128)
+    scale = torch.from_numpy(np.abs(g).max(2) / 7).to(torch.bfloat16)
+    code = np.clip(np.rint(g / scale.double().numpy()[..., None]), -8, 7)
+    said = scale.double().numpy()[..., None] * code
+    return {f"{name}.weight_packed": pack((code + 8).astype(np.int64).reshape(n, k // 8, 8)),
+            f"{name}.weight_scale": scale,
+            f"{name}.weight_shape": np.array([n, k], dtype=np.int64)}, said.reshape(n, k)
+
+
+def e4m3(x):
+    return torch.from_numpy(x.astype(np.float32)).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def fp8_blocks(name, w, rng):
+    n, k = w.shape
+    scale = np.zeros((-(-n // 128), -(-k // 128)), dtype=np.float32)
+    spread = lambda: np.repeat(np.repeat(scale.astype(np.float64), 128, 0)[:n], 128, 1)[:, :k]
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            scale[i, j] = np.abs(w[128 * i:128 * i + 128, 128 * j:128 * j + 128]).max() / 448
+    q = e4m3(w / spread())
+    return {f"{name}.weight": q, f"{name}.weight_scale_inv": scale}, q.double().numpy() * spread()
+
+
+def int8_rows(name, w, rng):
+    scale = torch.from_numpy(np.abs(w).max(1, keepdims=True) / 127).to(torch.bfloat16)
+    q = torch.from_numpy(np.clip(np.rint(w / scale.double().numpy()), -127, 127)).to(torch.int8)
+    return {f"{name}.weight": q, f"{name}.weight_scale": scale}, (q.double() * scale.double()).numpy()
+
+
+def fp8_rows(name, w, rng):
+    scale = np.abs(w).max(1).astype(np.float32) / 448
+    q = e4m3(w / scale[:, None])
+    return {f"{name}.weight": q, f"{name}.weight_scale": scale[:, None]}, q.double().numpy() * scale[:, None]
+
+
+def fp8_tensor(name, w, rng):
+    scale = np.float32(np.abs(w).max() / 448)
+    q = e4m3(w / scale)
+    return ({f"{name}.weight": q, f"{name}.weight_scale": np.array([scale]),
+             f"{name}.input_scale": np.array([1.0], dtype=np.float32)}, q.double().numpy() * float(scale))
+
+
+def mixed(name, w, rng):
+    """int8 and fp8 by rows, and fp8 by tensors, in one file."""
+    kinds = {"q_proj": int8_rows, "gate_proj": int8_rows, "down_proj": int8_rows, "k_proj": fp8_rows,
+             "up_proj": fp8_rows}
+    return kinds.get(name.rsplit(".", 1)[-1], fp8_tensor)(name, w, rng)
+
+
+def quantised_folder(folder, model, v, dtype, take_apart, about, rng, ids):
+    """A folder beside the plain ones whose matrices take_apart() has written; the reference is of the
+    weights that it says."""
+    save_hf(model, v, folder, dtype)
+    path = folder / "config.json"
+    saved = json.loads(path.read_text())
+    saved["quantization_config"] = about
+    path.write_text(json.dumps(saved, indent=1, sort_keys=True) + "\n")
+    tensors = {}
+    for name, p in model.state_dict().items():
+        if "_proj" not in name or not name.endswith(".weight"):
+            if not (model.config.tie_word_embeddings and name == "lm_head.weight"):
+                tensors[name] = p.to(dtype).contiguous()
+            continue
+        parts, said = take_apart(name.removesuffix(".weight"), p.double().numpy(), rng)
+        for n, x in parts.items():
+            tensors[n] = x.contiguous() if torch.is_tensor(x) else torch.from_numpy(np.ascontiguousarray(x))
+        p.copy_(torch.from_numpy(said))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    what = folder.name.removeprefix("hf-")
+    write_reference(folder.parent, what, ids, reference(model, ids))
+
+
+@torch.no_grad()
+def quantised_folders(out, llama_vocab, phi_vocab, ids):
+    theta = {"rope_type": "default", "rope_theta": 10000.0}
+    size = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=1, tie_word_embeddings=True,
+                rope_parameters=theta)
+    four = {"bits": 4, "group_size": 128}
+    kinds = [
+        ("llama/hf-awq", torch.float16, awq, {"quant_method": "awq", "version": "gemm", "zero_point": True, **four}),
+        ("llama/hf-gptq", torch.bfloat16, gptq, {"quant_method": "gptq", "desc_act": False, "sym": False,
+                                                 "checkpoint_format": "gptq", **four}),
+        ("llama/hf-fp8", torch.bfloat16, fp8_blocks, {"quant_method": "fp8", "activation_scheme": "dynamic",
+                                                      "fmt": "e4m3", "weight_block_size": [128, 128]}),
+        ("llama/hf-mixed", torch.bfloat16, mixed, {"quant_method": "compressed-tensors",
+                                                   "format": "float-quantized"}),
+        ("phi3/hf-awq", torch.float16, awq, {"quant_method": "awq", "version": "gemm", "zero_point": True, **four}),
+        ("llama/hf-packed", torch.bfloat16, packed, {
+            "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}}}}),
+    ]
+    for seed, (name, dtype, take_apart, about) in enumerate(kinds):
+        phi = name.startswith("phi3")
+        v = phi_vocab if phi else llama_vocab
+        c = config("Phi3Config" if phi else "LlamaConfig", v, **(size if phi else {**size, "head_dim": 32}))
+        kind = transformers.Phi3ForCausalLM if phi else transformers.LlamaForCausalLM
+        model = kind._from_config(c, attn_implementation="eager")
+        random_weights(model, 20 + seed)
+        shutil.rmtree(out / name, ignore_errors=True)
+        quantised_folder(out / name, model, v, dtype, take_apart, about, np.random.default_rng(30 + seed), ids)
+
+
 def main():
     out = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "data" / "tiny")
     torch.set_num_threads(1)
@@ -410,6 +559,9 @@ def main():
                                                   "rope_theta": 1000000.0},
                                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}),
          Q.F16, torch.float32, 1),
+        ("phi3", "phi3", "Phi3", mistral_vocab,
+         dict(sliding_window=8, rope_parameters=theta(partial_rotary_factor=0.5),
+              partial_rotary_factor=0.5), Q.F16, torch.bfloat16, 1),
     ]
     for seed, (name, arch, kind, v, more, plain, dtype, shards) in enumerate(plans):
         folder = out / name
@@ -424,6 +576,8 @@ def main():
         if name == "qwen2":
             quant = quantised(folder, rng)
             write_reference(folder, "quant", ids, reference(quant, ids))
+    ids = rng.integers(0, len(llama_vocab.tokens), N_IDS).tolist()
+    quantised_folders(out, llama_vocab, mistral_vocab, ids)
 
 
 main()

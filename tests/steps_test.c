@@ -169,10 +169,70 @@ static void the_process_holds_what_was_predicted(void)
     sop_runtime_destroy(rt);
 }
 
+/* 3 sequences where 4 pages are, of 64 tokens, grow to 2 pages each, in turns and in pairs. */
+static void run_in_turns(sop_super *s, int32_t *tokens)
+{
+    enum { SEQS = 3, ROUNDS = 40 };
+    int32_t seq[SEQS], ids[SEQS][3], n = 0;
+    for (int32_t i = 0; i < SEQS; i++) CHECK(sop_super_open(s, &seq[i]) == SOP_OK);
+    for (int32_t r = 0; r < ROUNDS; r++)
+        for (int32_t i = 0; i < SEQS; i++) {
+            sop_step_item items[2];
+            int32_t next[2];
+            const int32_t pair = r % 4 == 3 ? 2 : 1; /* two of them in one step */
+            for (int32_t k = 0; k < pair; k++) {
+                const int32_t of = (i + k) % SEQS;
+                for (int32_t j = 0; j < 3; j++) ids[of][j] = id_of(of * 1000 + r * 7 + j);
+                items[k] = (sop_step_item){.seq = seq[of],
+                                           .n_ids = pair == 2 ? 1 : 2 + r % 2,
+                                           .ids = ids[of],
+                                           .want = SOP_WANT_LAST};
+            }
+            CHECK(sop_super_step(s, items, pair, next, NULL) == SOP_OK);
+            for (int32_t k = 0; k < pair; k++) tokens[n++] = next[k];
+        }
+    for (int32_t i = 0; i < SEQS; i++) sop_super_close(s, seq[i]);
+}
+
+static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
+{
+    static const char *const files[] = {"qwen2/model.gguf", "gemma3/model.gguf"};
+    enum { TOKENS = 3 * 50 };
+    for (size_t f = 0; f < 2; f++)
+        for (int32_t codes = 0; codes < 2; codes++) {
+            const sop_limits roomy = {.ctx = 128, .max_seqs = 3, .max_tokens = 8};
+            const sop_limits tight = {.ctx = 128, .max_seqs = 3, .max_tokens = 8, .kv_tokens = 64};
+            sop_config config;
+            int32_t want[TOKENS] = {0}, got[TOKENS] = {0};
+            sop_runtime *rt;
+            sop_model *m;
+            sop_super_counts counts;
+            sop_config_defaults(&config);
+            config.kv_dtype = codes ? SOP_I8 : SOP_F16;
+            sop_super *s = super_of(files[f], &config, &roomy, &rt, &m);
+            run_in_turns(s, want);
+            sop_super_counts_of(s, &counts);
+            CHECK(counts.pages_out == 0);
+            sop_super_destroy(s);
+            sop_model_close(m);
+            sop_runtime_destroy(rt);
+            config.kv_host_gb = 0.01;
+            s = super_of(files[f], &config, &tight, &rt, &m);
+            run_in_turns(s, got);
+            sop_super_counts_of(s, &counts);
+            CHECK(counts.pages_out > 20 && counts.pages_in > 20);
+            CHECK(memcmp(want, got, sizeof want) == 0);
+            sop_super_destroy(s);
+            sop_model_close(m);
+            sop_runtime_destroy(rt);
+        }
+}
+
 int main(void)
 {
     RUN(the_process_holds_what_was_predicted); /* first: the mark never falls */
     RUN(invariant_numerics_give_the_same_bits_in_any_batch);
     RUN(planning_costs_what_the_design_says);
+    RUN(sequences_that_wait_on_the_host_answer_as_if_they_never_left);
     return test_report();
 }

@@ -85,7 +85,7 @@ static void print_memory(const sop_super *s)
     } parts[] = {
         {"packed weights", m.weights}, {"KV pages", m.kv},        {"buffers", m.buffers},
         {"scratch", m.scratch},        {"step inputs", m.inputs}, {"all pools", m.pools},
-        {"mapped file", m.mapped},     {"process", m.process},
+        {"KV on the host", m.host},    {"mapped file", m.mapped}, {"process", m.process},
     };
     puts("\nmemory:");
     for (int i = 0; i < CLI_N(parts); i++)

@@ -8,13 +8,15 @@ const char *loaded_model, *loaded_config;
 int64_t loaded_threads, loaded_ctx;
 int32_t loaded_kv = -1, loaded_device, loaded_numerics = -1;
 
+static const int32_t kv_types[] = {SOP_F16, SOP_F32, SOP_I8, SOP_F8}; /* as the option's words */
+
 static sop_status config_of(sop_config *c)
 {
     sop_config_defaults(c);
     const sop_status s = loaded_config ? sop_config_load(loaded_config, c) : SOP_OK;
     if (loaded_threads) c->threads = (int32_t)loaded_threads;
     if (loaded_ctx) c->ctx = loaded_ctx;
-    if (loaded_kv >= 0) c->kv_dtype = loaded_kv ? SOP_F32 : SOP_F16;
+    if (loaded_kv >= 0) c->kv_dtype = kv_types[loaded_kv];
     if (loaded_numerics >= 0) c->numerics = loaded_numerics;
     return s;
 }

@@ -39,7 +39,7 @@ extern int32_t loaded_kv, loaded_device, loaded_numerics;
     {"threads", 't', CLI_INT, &loaded_threads, "N", .help = "0: one a core (0)", .hi = 1024}, \
     {"ctx", 0, CLI_INT, &loaded_ctx, "N", .help = "tokens of the context; 0: what the model takes, at " \
      "most 4096 (0)", .hi = 1 << 24}, \
-    {"kv", 0, CLI_WORD, &loaded_kv, "f16|f32", .help = "type of keys and values (f16)"}, \
+    {"kv", 0, CLI_WORD, &loaded_kv, "f16|f32|i8|f8", .help = "type of keys and values (f16)"}, \
     {"device", 0, CLI_WORD, &loaded_device, CLI_DEVICES, .help = "where it runs (cpu)"}, \
     {"numerics", 0, CLI_WORD, &loaded_numerics, "fast|exact|invariant", \
      .help = "exact: float32 activations; invariant: the same in any batch (fast)"}, \

@@ -32,10 +32,11 @@ typedef struct sop_config {
         int32_t max_retries;
     } fallback;
     double memory_limit_gb;  /* of 2^30 bytes; 0: no limit of ours */
+    double kv_host_gb;       /* host memory for keys and values of sequences that wait; 0: none */
     int64_t ctx;             /* tokens of one sequence; 0: what the model was trained for */
     int32_t numerics;        /* sop_numerics */
     int32_t guard;           /* sop_guard */
-    int32_t kv_dtype;        /* SOP_F16 or SOP_F32 */
+    int32_t kv_dtype;        /* SOP_F32, SOP_F16, SOP_I8 or SOP_F8 */
     int32_t max_step_tokens; /* of all sequences of a step */
     int32_t threads;         /* 0: one for each core this process may use */
     int32_t reserved;        /* 0 */

@@ -24,7 +24,8 @@ typedef struct sop_memory {
     size_t inputs;  /* step slots, on the device and pinned on the host */
     size_t mapped;  /* of the weight file, that stay in use in place */
     size_t pools;   /* weights + kv + buffers + scratch + inputs */
-    size_t process; /* pools + mapped + what the process held before the model was opened */
+    size_t process; /* pools + mapped + host + what the process held before the model was opened */
+    size_t host;    /* pinned, for keys and values of sequences that wait; apart from pools */
 } sop_memory;
 
 enum { SOP_WANT_NONE = 0, SOP_WANT_LAST = 1, SOP_WANT_ALL = 2 };
@@ -47,6 +48,15 @@ SOP_API int64_t sop_super_length(const sop_super *s, int32_t seq);
 /** Forget what stands after the first `length` tokens. Not past what a windowed layer has dropped:
  * SOP_E_ARG. */
 SOP_API SOP_MUST_USE sop_status sop_super_truncate(sop_super *s, int32_t seq, int64_t length);
+
+/** Send the keys and values of a sequence that waits to the host (config's kv_host_gb), so that others get
+ * its pages; what it shares with other sequences stays. The copies start now and run beside the steps to
+ * come. A step without free pages does so by itself, with the sequence that waited longest.
+ * SOP_E_LIMIT with the numbers when the host's pages do not suffice. */
+SOP_API SOP_MUST_USE sop_status sop_super_offload(sop_super *s, int32_t seq);
+/** Start to bring it back before it is needed; its next step does so in any case, and waits for it.
+ * SOP_E_LIMIT with the numbers when there are not enough free pages. */
+SOP_API SOP_MUST_USE sop_status sop_super_restore(sop_super *s, int32_t seq);
 
 /** Run one step.
  *
@@ -85,8 +95,9 @@ SOP_API void sop_super_memory(const sop_super *s, sop_memory *out);
 typedef struct sop_super_counts {
     uint64_t steps, plan_hits, plan_misses;
     uint64_t retries, step_downs, guard_checks, guard_trips, quarantines;
-    uint64_t graphs, replays; /* recorded; run */
-    double plan_s, run_s;     /* seconds spent choosing and running */
+    uint64_t graphs, replays;     /* recorded; run */
+    double plan_s, run_s;         /* seconds spent choosing and running */
+    uint64_t pages_out, pages_in; /* of keys and values, to the host and back */
 } sop_super_counts;
 SOP_API void sop_super_counts_of(const sop_super *s, sop_super_counts *out);
 

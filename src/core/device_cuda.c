@@ -6,6 +6,7 @@
 #include "core/device_cuda.h"
 
 #include "base/status.h"
+#include "core/host.h"
 
 #ifndef SOP_CUDA
 
@@ -13,6 +14,19 @@ sop_status sop_device_cuda(int32_t index, sop_device **out)
 {
     *out = NULL;
     return sop_fail(SOP_E_UNSUPPORTED, "cuda device %d: superop was built without CUDA", index);
+}
+
+sop_status sop_cuda_host_reserve(sop_device *d, size_t bytes, void **out)
+{
+    (void)d;
+    *out = NULL;
+    return sop_fail(SOP_E_UNSUPPORTED, "host: %zu bytes for a GPU, without CUDA", bytes);
+}
+
+void sop_cuda_host_release(sop_device *d, void *p)
+{
+    (void)d;
+    (void)p;
 }
 
 #else
@@ -152,6 +166,23 @@ static void cuda_release(sop_device *d, void *p, size_t bytes)
 {
     (void)bytes;
     if (p && enter((struct cuda_device *)d) == SOP_OK) (void)cudaFree(p);
+}
+
+sop_status sop_cuda_host_reserve(sop_device *d, size_t bytes, void **out)
+{
+    *out = NULL;
+    SOP_TRY(enter((struct cuda_device *)d));
+    const cudaError_t e = cudaHostAlloc(out, bytes ? bytes : 1, cudaHostAllocDefault);
+    if (e == cudaSuccess) return SOP_OK;
+    (void)cudaGetLastError();
+    return e == cudaErrorMemoryAllocation
+               ? sop_fail(SOP_E_NOMEM, "host: %zu bytes cannot be pinned", bytes)
+               : sop_cuda_fail((int)e);
+}
+
+void sop_cuda_host_release(sop_device *d, void *p)
+{
+    if (p && enter((struct cuda_device *)d) == SOP_OK) (void)cudaFreeHost(p);
 }
 
 static sop_status cuda_memory(sop_device *d, size_t *free_bytes, size_t *all_bytes)

@@ -31,7 +31,7 @@ typedef struct sop_arch {
 } sop_arch;
 
 extern const sop_arch sop_arch_qwen2, sop_arch_qwen3, sop_arch_llama, sop_arch_mistral,
-    sop_arch_gemma3;
+    sop_arch_gemma3, sop_arch_phi3;
 
 /* What all architectures say alike, under the names of GGUF ("llama.embedding_length") or of
  * config.json. SOP_E_FORMAT names a key that is missing or out of range. */

@@ -25,8 +25,8 @@ struct sop_model {
     char arch[32], name[128];
 };
 
-static const sop_arch *const archs[] = {&sop_arch_qwen2, &sop_arch_qwen3, &sop_arch_llama,
-                                        &sop_arch_mistral, &sop_arch_gemma3};
+static const sop_arch *const archs[] = {&sop_arch_qwen2,   &sop_arch_qwen3,  &sop_arch_llama,
+                                        &sop_arch_mistral, &sop_arch_gemma3, &sop_arch_phi3};
 enum { N_ARCHS = sizeof archs / sizeof *archs }; /* NOLINT(bugprone-sizeof-expression) */
 
 /* Bytes of this process in memory now. */

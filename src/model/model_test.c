@@ -94,14 +94,19 @@ static const struct {
               {"qwen3", "hf", "model"},         {"llama", "model.gguf", "model"},
               {"llama", "hf", "model"},         {"mistral", "model.gguf", "model"},
               {"mistral", "hf", "model"},       {"gemma3", "model.gguf", "model"},
-              {"gemma3", "hf", "model"}};
+              {"gemma3", "hf", "model"},        {"phi3", "model.gguf", "model"},
+              {"phi3", "hf", "model"},          {"phi3", "hf-awq", "awq"},
+              {"llama", "hf-awq", "awq"},       {"llama", "hf-gptq", "gptq"},
+              {"llama", "hf-fp8", "fp8"},       {"llama", "hf-mixed", "mixed"},
+              {"llama", "hf-packed", "packed"}};
 
-static void judge(int32_t numerics, double limit)
+static void judge(int32_t numerics, int32_t kv_dtype, double limit)
 {
     static const int32_t *const ways[] = {whole, ones, chunks};
     sop_config config;
     sop_config_defaults(&config);
     config.numerics = numerics;
+    config.kv_dtype = kv_dtype;
     config.guard = SOP_GUARD_ALWAYS;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         for (size_t w = 0; w < 3; w++) {
@@ -117,18 +122,26 @@ static void judge(int32_t numerics, double limit)
 /* float32 against float32 in another order of sums: some 30 roundings deep */
 static void exact_numerics_agree_with_transformers_in_every_way_of_stepping(void)
 {
-    judge(SOP_NUMERICS_EXACT, 2e-5);
+    judge(SOP_NUMERICS_EXACT, SOP_F16, 2e-5);
 }
 
 /* 8-bit activations and float16 keys and values: half a step of 127 a product, averaged over a row */
 static void fast_numerics_stay_near(void)
 {
-    judge(SOP_NUMERICS_FAST, 5e-2);
+    judge(SOP_NUMERICS_FAST, SOP_F16, 5e-2);
 }
 
 static void invariant_numerics_stay_near(void)
 {
-    judge(SOP_NUMERICS_INVARIANT, 5e-2);
+    judge(SOP_NUMERICS_INVARIANT, SOP_F16, 5e-2);
+}
+
+/* Of each key and value, int8 is off by half of 1.1 / 127 of the largest in its head, e4m3 by up to 2^-4
+ * of itself: 8 and 16 times float16's own, in sums of 16 to 64. */
+static void keys_and_values_of_8_bits_stay_near(void)
+{
+    judge(SOP_NUMERICS_FAST, SOP_I8, 8e-2);
+    judge(SOP_NUMERICS_FAST, SOP_F8, 15e-2);
 }
 
 /* A tiny llama that says it is "llamb". */
@@ -165,5 +178,6 @@ int main(void)
     RUN(exact_numerics_agree_with_transformers_in_every_way_of_stepping);
     RUN(fast_numerics_stay_near);
     RUN(invariant_numerics_stay_near);
+    RUN(keys_and_values_of_8_bits_stay_near);
     return test_report();
 }

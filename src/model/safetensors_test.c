@@ -69,7 +69,7 @@ static void a_file_is_read_back(void)
     CHECK(((const uint8_t *)t.data)[0] == 4 && ((const uint8_t *)t.data)[11] == 15);
     CHECK(sop_file_tensor(f, "a", &t) && t.dtype == SOP_F32 && t.ndim == 0 && t.bytes == 4);
     CHECK(sop_file_tensor(f, "none", &t) && t.dtype == SOP_F16 && t.bytes == 0 && t.shape[1] == 5);
-    CHECK(sop_file_tensor(f, "q", &t) && t.dtype == -1 && t.bytes == 3);
+    CHECK(sop_file_tensor(f, "q", &t) && t.dtype == SOP_F8 && t.bytes == 3);
     CHECK(strcmp(sop_file_tensor_type(f, "q"), "F8_E4M3") == 0);
     CHECK(!sop_file_tensor(f, "__metadata__", &t));
     sop_file_close(f);

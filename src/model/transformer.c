@@ -13,7 +13,14 @@
 
 #include "base/status.h"
 #include "model/arch.h"
+#include "model/quant.h"
+#include "ops/kv_append/kv_append.h"
 #include "ops/linear/dequant.h"
+
+/* Before the names of a Hugging Face file. */
+static const char *const prefixes[] = {"model.", "language_model.model.", "model.language_model.",
+                                       ""};
+enum { N_PREFIXES = sizeof prefixes / sizeof *prefixes }; /* NOLINT(bugprone-sizeof-expression) */
 
 enum { X, H, QKV, ATT, O, GU, ACT, OUT_X, OUT_O, OUT_H, LOGITS, N_BUFFERS };
 
@@ -27,6 +34,9 @@ struct builder {
     int32_t act; /* type of activations */
     int64_t parameters;
     const char *prefix; /* of names in a Hugging Face file */
+    sop_quant quant;
+    char last[160]; /* the quantised matrix that parts were taken from, and its blocks */
+    void *last_blocks;
 };
 
 /* GGUF's word for a weight and Hugging Face's. */
@@ -43,6 +53,8 @@ static const struct name EMBED = {"token_embd.weight", "embed_tokens.weight"},
                          BQ = {"attn_q.bias", "self_attn.q_proj.bias"},
                          BK = {"attn_k.bias", "self_attn.k_proj.bias"},
                          BV = {"attn_v.bias", "self_attn.v_proj.bias"},
+                         QKV_ALL = {"attn_qkv.weight", "self_attn.qkv_proj.weight"},
+                         B_QKV_ALL = {"attn_qkv.bias", "self_attn.qkv_proj.bias"},
                          Q_NORM = {"attn_q_norm.weight", "self_attn.q_norm.weight"},
                          K_NORM = {"attn_k_norm.weight", "self_attn.k_norm.weight"},
                          WO = {"attn_output.weight", "self_attn.o_proj.weight"},
@@ -53,6 +65,7 @@ static const struct name EMBED = {"token_embd.weight", "embed_tokens.weight"},
                          GEMMA_FFN_NORM = {"ffn_norm.weight", "pre_feedforward_layernorm.weight"},
                          GATE = {"ffn_gate.weight", "mlp.gate_proj.weight"},
                          UP = {"ffn_up.weight", "mlp.up_proj.weight"},
+                         GATE_UP = {"ffn_up.weight", "mlp.gate_up_proj.weight"},
                          DOWN = {"ffn_down.weight", "mlp.down_proj.weight"},
                          B_GATE = {"ffn_gate.bias", "mlp.gate_proj.bias"},
                          B_UP = {"ffn_up.bias", "mlp.up_proj.bias"},
@@ -80,19 +93,35 @@ static bool has(const struct builder *b, const struct name *n, int64_t layer)
 {
     char name[160];
     sop_tensor t;
-    return sop_file_tensor(b->file, full_name(b, n, layer, name, sizeof name), &t);
+    full_name(b, n, layer, name, sizeof name);
+    return sop_file_tensor(b->file, name, &t) || sop_quant_find(b->file, &b->quant, name, &t);
 }
 
-static sop_status find(const struct builder *b, const struct name *n, int64_t layer, int64_t rows,
-                       int64_t cols, char *name, size_t cap, sop_tensor *t)
+/* A tensor of the file, or rows [at, at + n) of one that has `of`. */
+struct part {
+    const struct name *w;
+    int64_t at, n, of;
+};
+
+static struct part whole(const struct name *w, int64_t n)
 {
-    full_name(b, n, layer, name, cap);
-    if (!sop_file_tensor(b->file, name, t))
+    return (struct part){w, 0, n, n};
+}
+
+/* quantised: t has no data yet. */
+static sop_status find(const struct builder *b, const struct part *s, int64_t layer, int64_t cols,
+                       char *name, size_t cap, sop_tensor *t, bool *quantised)
+{
+    full_name(b, s->w, layer, name, cap);
+    *quantised = sop_quant_find(b->file, &b->quant, name, t);
+    if (!*quantised && !sop_file_tensor(b->file, name, t))
         return sop_fail(SOP_E_FORMAT, "the tensor %s is missing", name);
     const int64_t r = t->ndim == 2 ? t->shape[0] : 1, c = t->ndim ? t->shape[t->ndim - 1] : 0;
-    if (t->ndim < 1 || t->ndim > 2 || r != rows || c != cols)
+    /* of a vector, parts are columns */
+    const int64_t rows = cols ? s->of : 1, across = cols ? cols : s->of;
+    if (t->ndim < 1 || t->ndim > 2 || r != rows || c != across)
         return sop_fail(SOP_E_FORMAT, "the tensor %s is [%lld, %lld], must be [%lld, %lld]", name,
-                        (long long)r, (long long)c, (long long)rows, (long long)cols);
+                        (long long)r, (long long)c, (long long)rows, (long long)across);
     if (!sop_dequant_takes(t->dtype))
         return sop_fail(SOP_E_UNSUPPORTED, "the tensor %s has a type that is not for weights%s%s",
                         name, t->dtype >= 0 ? ": " : "",
@@ -100,46 +129,69 @@ static sop_status find(const struct builder *b, const struct name *n, int64_t la
     return SOP_OK;
 }
 
-/* A matrix of the file, in place; copied only when its numbers lie unaligned. */
-static sop_status matrix(struct builder *b, const struct name *n, int64_t layer, int64_t rows,
-                         int64_t cols, int32_t *out, int32_t *dtype)
+/* Rows of a quantised matrix as blocks. Those of which parts are taken are kept until the next one. */
+static sop_status blocks_of(struct builder *b, const struct part *s, const char *name,
+                            size_t row_bytes, void **own)
+{
+    if (s->n == s->of) return sop_quant_read(b->file, &b->quant, name, own);
+    if (strcmp(b->last, name) != 0) {
+        free(b->last_blocks);
+        b->last_blocks = NULL;
+        b->last[0] = 0;
+        SOP_TRY(sop_quant_read(b->file, &b->quant, name, &b->last_blocks));
+        (void)snprintf(b->last, sizeof b->last, "%s", name);
+    }
+    *own = malloc((size_t)s->n * row_bytes);
+    if (!*own) return sop_fail(SOP_E_NOMEM, "%s: %lld rows of it", name, (long long)s->n);
+    memcpy(*own, (char *)b->last_blocks + (size_t)s->at * row_bytes, (size_t)s->n * row_bytes);
+    return SOP_OK;
+}
+
+/* A matrix of the file, in place; copied only when its numbers lie unaligned, made anew when they are
+ * quantised in another layout. */
+static sop_status matrix(struct builder *b, const struct part *s, int64_t layer, int64_t cols,
+                         int32_t *out, int32_t *dtype)
 {
     char name[160];
     sop_tensor t;
-    SOP_TRY(find(b, n, layer, rows, cols, name, sizeof name, &t));
-    const size_t bytes = (size_t)rows * sop_dtype_row_bytes(t.dtype, cols);
+    bool quantised;
+    SOP_TRY(find(b, s, layer, cols, name, sizeof name, &t, &quantised));
+    const size_t row_bytes = sop_dtype_row_bytes(t.dtype, cols), bytes = (size_t)s->n * row_bytes;
     const size_t unit = t.dtype == SOP_F32 ? 4 : t.dtype == SOP_F16 || t.dtype == SOP_BF16 ? 2 : 1;
+    const char *data = quantised ? NULL : (const char *)t.data + (size_t)s->at * row_bytes;
     void *own = NULL;
-    if ((uintptr_t)t.data % unit) {
+    if (quantised) {
+        SOP_TRY(blocks_of(b, s, name, row_bytes, &own));
+    } else if ((uintptr_t)data % unit) {
         own = malloc(bytes);
         if (!own) return sop_fail(SOP_E_NOMEM, "%s: an aligned copy of %zu bytes", name, bytes);
-        memcpy(own, t.data, bytes);
+        memcpy(own, data, bytes);
     }
-    *out = sop_program_weight(b->program, name, t.dtype, rows, cols, own ? own : t.data, bytes);
+    *out = sop_program_weight(b->program, name, t.dtype, s->n, cols, own ? own : data, bytes);
     if (*out < 0) {
         free(own);
         return SOP_E_NOMEM;
     }
     b->program->weights[*out].own = own;
     b->program->weights[*out].period = sop_file_period(b->file);
-    b->parameters += rows * cols;
+    b->parameters += s->n * cols;
     *dtype = t.dtype;
     return SOP_OK;
 }
 
 /* A vector as floats. */
-static sop_status vector(struct builder *b, const struct name *n, int64_t layer, int64_t size,
-                         int32_t *out)
+static sop_status vector(struct builder *b, const struct part *s, int64_t layer, int32_t *out)
 {
     char name[160];
     sop_tensor t;
-    SOP_TRY(find(b, n, layer, 1, size, name, sizeof name, &t));
-    float *floats = malloc((size_t)size * sizeof *floats);
-    if (!floats) return sop_fail(SOP_E_NOMEM, "%s: %lld floats", name, (long long)size);
-    sop_dequant_row(t.dtype, t.data, size, floats);
-    *out = sop_program_floats(b->program, name, floats, size);
+    bool quantised;
+    SOP_TRY(find(b, s, layer, 0, name, sizeof name, &t, &quantised));
+    float *floats = malloc((size_t)s->of * sizeof *floats);
+    if (!floats) return sop_fail(SOP_E_NOMEM, "%s: %lld floats", name, (long long)s->of);
+    sop_dequant_row(t.dtype, t.data, s->of, floats);
+    *out = sop_program_floats(b->program, name, floats + s->at, s->n);
     free(floats);
-    b->parameters += size;
+    b->parameters += s->n;
     return *out < 0 ? SOP_E_NOMEM : SOP_OK;
 }
 
@@ -175,7 +227,8 @@ static sop_status norm(struct builder *b, const char *kind, const struct name *n
                        int32_t extent, int32_t o, int32_t x, int32_t y)
 {
     int32_t w;
-    SOP_TRY(vector(b, n, layer, b->p->dim, &w));
+    const struct part all = whole(n, b->p->dim);
+    SOP_TRY(vector(b, &all, layer, &w));
     sop_module m = {.kind = kind, .op = &sop_op_rmsnorm, .layer = (int32_t)layer, .extent = extent};
     m.guard = SOP_RMSNORM_Y;
     m.desc.rmsnorm = (sop_rmsnorm_desc){.heads = 1,
@@ -197,28 +250,36 @@ static sop_status norm(struct builder *b, const char *kind, const struct name *n
     return add(b, &m);
 }
 
-struct part {
-    const struct name *w, *bias;
-    int64_t n;
+/* The weights of a linear and their biases; all is what a file may hold in place of the others, one
+ * below another. */
+struct weights {
+    const struct name *w[3], *bias[3], *all, *all_bias;
+    int64_t n[3];
 };
 
 static sop_status linear(struct builder *b, const char *kind, int64_t layer, int32_t extent,
-                         const struct part *parts, int32_t n_parts, int64_t k, int32_t x, int32_t y)
+                         const struct weights *from, int64_t k, int32_t x, int32_t y)
 {
     sop_module m = {.kind = kind, .op = &sop_op_linear, .layer = (int32_t)layer, .extent = extent};
     sop_linear_desc *d = &m.desc.linear;
+    const bool one = from->all && !has(b, from->w[0], layer) && has(b, from->all, layer);
+    const int64_t of = from->n[0] + from->n[1] + from->n[2];
+    int64_t at = 0;
     m.guard = SOP_LINEAR_Y;
     d->k = k;
     d->x_dtype = dtype_of(b, x);
     d->y_dtype = dtype_of(b, y);
-    for (int32_t j = 0; j < n_parts; j++) {
+    for (int32_t j = 0; j < 3 && from->n[j]; at += from->n[j], j++) {
+        const int64_t n = from->n[j];
+        struct part s = one ? (struct part){from->all, at, n, of} : whole(from->w[j], n);
         int32_t w;
-        SOP_TRY(matrix(b, parts[j].w, layer, parts[j].n, k, &w, &d->w_dtype[j]));
-        d->n[j] = parts[j].n;
+        SOP_TRY(matrix(b, &s, layer, k, &w, &d->w_dtype[j]));
+        d->n[j] = n;
         d->layouts[j] = SOP_LAYOUT_PLAIN;
         m.args[SOP_LINEAR_W0 + j] = weight(w);
-        if (parts[j].bias && has(b, parts[j].bias, layer)) {
-            SOP_TRY(vector(b, parts[j].bias, layer, parts[j].n, &w));
+        s.w = one ? from->all_bias : from->bias[j];
+        if (s.w && has(b, s.w, layer)) {
+            SOP_TRY(vector(b, &s, layer, &w));
             m.args[SOP_LINEAR_B0 + j] = weight(w);
             d->bias |= 1 << j;
         }
@@ -240,7 +301,8 @@ static sop_status head_norm(struct builder *b, const struct name *n, int64_t lay
 {
     const sop_params *p = b->p;
     int32_t w;
-    SOP_TRY(vector(b, n, layer, p->k, &w));
+    const struct part all = whole(n, p->k);
+    SOP_TRY(vector(b, &all, layer, &w));
     sop_module m = {.kind = n == &Q_NORM ? "q norm" : "k norm",
                     .op = &sop_op_rmsnorm,
                     .layer = (int32_t)layer,
@@ -292,6 +354,7 @@ static sop_status attention(struct builder *b, int64_t layer)
 {
     const sop_params *p = b->p;
     const int64_t page = SOP_KV_PAGE, g = p->kv_heads;
+    const bool codes = sop_is_code(b->program->kv_dtype);
     const int32_t at = sop_program_layer(
         b->program, (sop_kv_layer){.heads = g, .k = p->k, .v = p->v, .window = p->window[layer]});
     if (at < 0) return SOP_E_NOMEM;
@@ -323,6 +386,10 @@ static sop_status attention(struct builder *b, int64_t layer)
     m.args[SOP_KV_APPEND_V] = buffer(b, QKV, v_at);
     m.args[SOP_KV_APPEND_SLOTS] = input(SOP_INPUT_SLOTS, at);
     m.args[SOP_KV_APPEND_LIVE] = live;
+    if (codes) {
+        m.args[SOP_KV_APPEND_K_SCALES] = (sop_arg){SOP_ARG_SCALES, at, 0};
+        m.args[SOP_KV_APPEND_V_SCALES] = (sop_arg){SOP_ARG_SCALES, at, 1};
+    }
     m.args[SOP_KV_APPEND_K_POOL] = (sop_arg){SOP_ARG_POOL, at, 0};
     m.args[SOP_KV_APPEND_V_POOL] = (sop_arg){SOP_ARG_POOL, at, 1};
     SOP_TRY(add(b, &m));
@@ -363,6 +430,10 @@ static sop_status attention(struct builder *b, int64_t layer)
     m.args[SOP_ATTENTION_Q] = buffer(b, QKV, 0);
     m.args[SOP_ATTENTION_K_POOL] = (sop_arg){SOP_ARG_POOL, at, 0};
     m.args[SOP_ATTENTION_V_POOL] = (sop_arg){SOP_ARG_POOL, at, 1};
+    if (codes) {
+        m.args[SOP_ATTENTION_K_SCALES] = (sop_arg){SOP_ARG_SCALES, at, 0};
+        m.args[SOP_ATTENTION_V_SCALES] = (sop_arg){SOP_ARG_SCALES, at, 1};
+    }
     m.args[SOP_ATTENTION_TABLE] = input(SOP_INPUT_TABLE, at);
     m.args[SOP_ATTENTION_Q_START] = input(SOP_INPUT_Q_START, 0);
     m.args[SOP_ATTENTION_KV_LEN] = input(SOP_INPUT_KV_LEN, 0);
@@ -392,25 +463,29 @@ static sop_status layer(struct builder *b, int64_t l)
     const int32_t t = SOP_EXTENT_TOKENS;
     SOP_TRY(norm(b, "norm", &ATTN_NORM, l, t, l ? O : -1, X, H));
     SOP_TRY(linear(b, "qkv projection", l, t,
-                   (const struct part[]){{&Q, &BQ, p->heads * p->k},
-                                         {&K, &BK, p->kv_heads * p->k},
-                                         {&V, &BV, p->kv_heads * p->v}},
-                   3, p->dim, H, QKV));
+                   &(struct weights){{&Q, &K, &V},
+                                     {&BQ, &BK, &BV},
+                                     &QKV_ALL,
+                                     &B_QKV_ALL,
+                                     {p->heads * p->k, p->kv_heads * p->k, p->kv_heads * p->v}},
+                   p->dim, H, QKV));
     if (p->qk_norm) {
         SOP_TRY(head_norm(b, &Q_NORM, l, p->heads, 0));
         SOP_TRY(head_norm(b, &K_NORM, l, p->kv_heads, p->heads * p->k));
     }
     SOP_TRY(rope(b, l));
     SOP_TRY(attention(b, l));
-    SOP_TRY(linear(b, "output projection", l, t, &(struct part){&WO, &BO, p->dim}, 1,
-                   p->heads * p->v, ATT, O));
+    SOP_TRY(linear(b, "output projection", l, t,
+                   &(struct weights){{&WO}, {&BO}, NULL, NULL, {p->dim}}, p->heads * p->v, ATT, O));
     if (p->post_norm) SOP_TRY(norm(b, "post norm", &POST_ATTN, l, t, -1, O, O));
     SOP_TRY(norm(b, "norm", p->post_norm ? &GEMMA_FFN_NORM : &FFN_NORM, l, t, O, X, H));
-    SOP_TRY(linear(b, "mlp gate and up", l, t,
-                   (const struct part[]){{&GATE, &B_GATE, p->ffn}, {&UP, &B_UP, p->ffn}}, 2, p->dim,
-                   H, GU));
+    SOP_TRY(
+        linear(b, "mlp gate and up", l, t,
+               &(struct weights){{&GATE, &UP}, {&B_GATE, &B_UP}, &GATE_UP, NULL, {p->ffn, p->ffn}},
+               p->dim, H, GU));
     SOP_TRY(gated(b, l));
-    SOP_TRY(linear(b, "mlp down", l, t, &(struct part){&DOWN, &B_DOWN, p->dim}, 1, p->ffn, ACT, O));
+    SOP_TRY(linear(b, "mlp down", l, t, &(struct weights){{&DOWN}, {&B_DOWN}, NULL, NULL, {p->dim}},
+                   p->ffn, ACT, O));
     return p->post_norm ? norm(b, "post norm", &POST_FFN, l, t, -1, O, O) : SOP_OK;
 }
 
@@ -440,8 +515,8 @@ static sop_status head(struct builder *b, int32_t embed_dtype)
     SOP_TRY(gather(b, "wanted rows", o, SOP_INPUT_OUT_ROWS, buffer(b, O, 0), b->act, 0, 0, OUT_O));
     SOP_TRY(norm(b, "norm", &FINAL_NORM, -1, o, OUT_O, OUT_X, OUT_H));
     if (has(b, &HEAD, -1)) {
-        SOP_TRY(linear(b, "head", -1, o, &(struct part){&HEAD, NULL, p->vocab}, 1, p->dim, OUT_H,
-                       LOGITS));
+        SOP_TRY(linear(b, "head", -1, o, &(struct weights){.w = {&HEAD}, .n = {p->vocab}}, p->dim,
+                       OUT_H, LOGITS));
     } else { /* tied: the embedding table is the head; a head of its own would have won */
         bool tied = true;
         if (sop_file_bool(b->file, "tie_word_embeddings", &tied) && !tied)
@@ -523,26 +598,41 @@ static sop_status buffers(struct builder *b)
 
 int32_t sop_act_dtype(const sop_file *f, const sop_device *device, int32_t numerics)
 {
-    static const char *const names[] = {"blk.0.attn_q.weight",
-                                        "model.layers.0.self_attn.q_proj.weight",
-                                        "language_model.model.layers.0.self_attn.q_proj.weight",
-                                        "model.language_model.layers.0.self_attn.q_proj.weight",
-                                        "layers.0.self_attn.q_proj.weight"};
+    /* the embedding's is that of a model whose other matrices are quantised */
+    static const char *const names[] = {"blk.0.attn_q.weight", "layers.0.self_attn.q_proj.weight",
+                                        "layers.0.self_attn.qkv_proj.weight",
+                                        "embed_tokens.weight"};
+    char name[160];
     sop_tensor t;
     if (device->ops->kind != SOP_DEVICE_CUDA || numerics == SOP_NUMERICS_EXACT) return SOP_F32;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (sop_file_tensor(f, names[i], &t) && (t.dtype == SOP_BF16 || t.dtype == SOP_F16))
-            return t.dtype;
+        for (size_t k = 0; k < N_PREFIXES; k++) {
+            (void)snprintf(name, sizeof name, "%s%s", prefixes[k], names[i]);
+            if (sop_file_tensor(f, name, &t) && (t.dtype == SOP_BF16 || t.dtype == SOP_F16))
+                return t.dtype;
+        }
     return SOP_F32;
+}
+
+static sop_status modules(struct builder *b)
+{
+    const sop_params *p = b->p;
+    const struct part table = whole(&EMBED, p->vocab);
+    int32_t dtype;
+    SOP_TRY(sop_quant_config(b->file, &b->quant));
+    SOP_TRY(buffers(b));
+    SOP_TRY(frequencies(b));
+    SOP_TRY(matrix(b, &table, -1, p->dim, &b->embedding, &dtype));
+    SOP_TRY(gather(b, "embedding", SOP_EXTENT_TOKENS, SOP_INPUT_IDS, weight(b->embedding), dtype,
+                   p->vocab, p->embed_scale, X));
+    for (int64_t l = 0; l < p->layers; l++) SOP_TRY(layer(b, l));
+    return head(b, dtype);
 }
 
 sop_status sop_transformer(const sop_file *f, const sop_params *p, const sop_config *config,
                            int32_t act, sop_program *program, int64_t *n_parameters)
 {
-    static const char *const prefixes[] = {"model.", "language_model.model.",
-                                           "model.language_model.", ""};
     struct builder b = {.file = f, .p = p, .program = program, .act = act};
-    int32_t dtype;
     program->vocab = p->vocab;
     program->ctx = p->ctx;
     program->kv_dtype = config->modules.kv_cache_opt && config->numerics != SOP_NUMERICS_EXACT
@@ -550,17 +640,12 @@ sop_status sop_transformer(const sop_file *f, const sop_params *p, const sop_con
                             : SOP_F32;
     if (program->kv_dtype == SOP_F16 && act == SOP_BF16) program->kv_dtype = act;
     program->logits = LOGITS;
-    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
+    for (size_t i = 0; i < N_PREFIXES; i++) {
         b.prefix = prefixes[i];
         if (has(&b, &EMBED, -1)) break;
     }
-    SOP_TRY(buffers(&b));
-    SOP_TRY(frequencies(&b));
-    SOP_TRY(matrix(&b, &EMBED, -1, p->vocab, p->dim, &b.embedding, &dtype));
-    SOP_TRY(gather(&b, "embedding", SOP_EXTENT_TOKENS, SOP_INPUT_IDS, weight(b.embedding), dtype,
-                   p->vocab, p->embed_scale, X));
-    for (int64_t l = 0; l < p->layers; l++) SOP_TRY(layer(&b, l));
-    SOP_TRY(head(&b, dtype));
+    const sop_status status = modules(&b);
+    free(b.last_blocks);
     *n_parameters = b.parameters;
-    return SOP_OK;
+    return status;
 }

@@ -19,14 +19,15 @@
 #include "base/status.h"
 #include "base/text.h"
 
-enum kind { SECTION, BOOL, WORD, INT, REAL };
+enum kind { SECTION, BOOL, WORD, TYPE, INT, REAL };
 
 struct key {
     const char *path;
     enum kind kind;
     size_t offset, bytes; /* of the member of sop_config */
     double lo, hi, standard;
-    const char *words; /* of a WORD and a BOOL; the value is the position */
+    const char
+        *words; /* of a WORD, a TYPE and a BOOL; the value is the position, of a TYPE the type */
 };
 
 #define AT(member) offsetof(sop_config, member), sizeof(((sop_config *)0)->member)
@@ -54,7 +55,8 @@ static const struct key keys[] = {
     {"engine.ctx",                                 INT,  AT(ctx),             0, 2147483647, 0, NULL},
     {"engine.numerics",                            WORD, AT(numerics),        0, 2, SOP_NUMERICS_FAST, "fast|exact|invariant"},
     {"engine.guard",                               WORD, AT(guard),           0, 2, SOP_GUARD_SAMPLE, "off|sample|always"},
-    {"engine.kv_dtype",                            WORD, AT(kv_dtype),        0, 1, SOP_F16, "f32|f16"},
+    {"engine.kv_dtype",                            TYPE, AT(kv_dtype),        0, 3, 1, "f32|f16|i8|f8"},
+    {"engine.kv_host_gb",                          REAL, AT(kv_host_gb),      0, 1e6, 0, NULL},
     {"engine.max_step_tokens",                     INT,  AT(max_step_tokens), 1, 65536, 512, NULL},
     {"engine.threads",                             INT,  AT(threads),         0, 1024, 0, NULL},
 };
@@ -69,7 +71,6 @@ enum {
 
 _Static_assert(SOP_NUMERICS_EXACT == 1 && SOP_NUMERICS_INVARIANT == 2, "positions in words");
 _Static_assert(SOP_GUARD_OFF == 0 && SOP_GUARD_ALWAYS == 2, "positions in words");
-_Static_assert(SOP_F32 == 0 && SOP_F16 == 1, "positions in words");
 
 /* A dot stands for the comma of no locale while a number is read or written. */
 struct plain_locale {
@@ -89,10 +90,25 @@ static void leave_plain_locale(struct plain_locale l)
     if (l.c) freelocale(l.c);
 }
 
+static const char *word_at(const char *words, int position, size_t *n);
+
+/* The type whose text stands at a position of "f32|f16"; -1 after the last. */
+static int32_t type_at(const char *words, int position)
+{
+    char text[8];
+    size_t n = 0;
+    const char *word = word_at(words, position, &n);
+    if (!word) return -1;
+    (void)snprintf(text, sizeof text, "%.*s", (int)n, word);
+    return sop_dtype_of(text);
+}
+
 static void set(sop_config *c, const struct key *k, double value)
 {
     void *member = (char *)c + k->offset;
-    if (k->kind == REAL)
+    if (k->kind == TYPE)
+        *(int32_t *)member = type_at(k->words, (int)value);
+    else if (k->kind == REAL)
         *(double *)member = value;
     else if (k->bytes == sizeof(int64_t))
         *(int64_t *)member = (int64_t)value;
@@ -103,6 +119,11 @@ static void set(sop_config *c, const struct key *k, double value)
 static double get(const sop_config *c, const struct key *k)
 {
     const void *member = (const char *)c + k->offset;
+    int32_t type, i = 0;
+    if (k->kind == TYPE) {
+        while ((type = type_at(k->words, i)) >= 0 && type != *(const int32_t *)member) i++;
+        return i;
+    }
     if (k->kind == REAL) return *(const double *)member;
     return k->bytes == sizeof(int64_t) ? (double)*(const int64_t *)member
                                        : *(const int32_t *)member;
@@ -309,7 +330,7 @@ static const char *read_value(const struct reader *r, const struct key *k, doubl
     const int quoted = r->event.data.scalar.style != YAML_PLAIN_SCALAR_STYLE;
     if (!length && !quoted) return "has no value";
     if (strlen(text) != length) return "holds a zero byte";
-    if (quoted && k->kind != WORD) return "is quoted, which makes it a text";
+    if (quoted && k->kind != WORD && k->kind != TYPE) return "is quoted, which makes it a text";
     if (k->words) {
         size_t n;
         const char *word;

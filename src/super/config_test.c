@@ -113,7 +113,7 @@ static void an_unknown_key_names_line_key_and_the_nearest(void)
                   "allowed: engine"));
     CHECK(refused("engine: {port: 8000}\n", "c.yaml:1: unknown key \"port\" under engine;",
                   "allowed: modules, thresholds, fallback, memory_limit_gb, ctx, numerics, guard, "
-                  "kv_dtype, max_step_tokens, threads"));
+                  "kv_dtype, kv_host_gb, max_step_tokens, threads"));
     CHECK(refused("engine: {\"guard\\0\": off}", "c.yaml:1: unknown key \"guard?\"", ""));
     CHECK(refused("engine: {\"thr\\neads\\e[2J\": 1}", "\"thr?eads?[2J\"", ""));
     CHECK(refused("engine: {Threads: 1}", "did you mean engine.threads?", ""));
@@ -204,7 +204,7 @@ static void a_value_out_of_range_names_the_range(void)
     CHECK(refused("engine: {fallback: {backoff_factor: 0.5}}", "out of range", "from 1 to 100"));
     CHECK(refused("engine: {guard: sometimes}", "engine.guard: \"sometimes\" is not a value",
                   "allowed: off, sample, always"));
-    CHECK(refused("engine: {kv_dtype: F16}", "is not a value", "allowed: f32, f16"));
+    CHECK(refused("engine: {kv_dtype: F16}", "is not a value", "allowed: f32, f16, i8, f8"));
     CHECK(refused("engine: {guard: \"off\\0\"}", "holds a zero byte", ""));
 }
 
@@ -351,7 +351,7 @@ static void the_documentation_names_every_key_with_its_default_and_what_it_allow
         CHECK(strstr(doc, row));
         rows++;
     }
-    CHECK(rows == 17);
+    CHECK(rows == 18);
     CHECK(strstr(doc, field_report + strlen("engine:\n")));
     free(doc);
 }

@@ -157,7 +157,7 @@ sop_status sop_program_weight_bytes(sop_program *p, sop_planner *planner, int32_
     for (int32_t i = 0; i < p->n_weights; i++) {
         const sop_weight *w = &p->weights[i];
         if (want[i] & SOP_LAYOUT_PANEL16) *out += packed_bytes(w);
-        if (!d->ops->sees_host(d)) *out += w->file_bytes;
+        if (w->own || !d->ops->sees_host(d)) *out += w->file_bytes;
     }
     free(want);
     return status;
@@ -208,6 +208,7 @@ static sop_status place_plain(sop_program *p, sop_queue *q, sop_weight *w)
             void *out;
         } cast = {w->file};
         w->plain = (sop_operand){cast.out, w->file_bytes};
+        if (w->own) p->placed_bytes += w->file_bytes;
         return SOP_OK;
     }
     SOP_TRY(d->ops->reserve(d, w->file_bytes, &w->plain.data));
@@ -238,6 +239,10 @@ sop_status sop_program_place(sop_program *p, sop_planner *planner, int32_t max_t
         if (status == SOP_OK && (want[i] & SOP_LAYOUT_PANEL16)) status = place_packed(p, q, w);
         if (status == SOP_OK && settle && !w->own)
             settle(ctx, w->file, w->file_bytes, w->keep_plain && w->plain.data == w->file);
+        if (status == SOP_OK && w->plain.data != w->file) { /* the device has its own */
+            free(w->own);
+            w->own = NULL;
+        }
     }
     for (int32_t i = 0; i < p->n_modules && status == SOP_OK; i++) {
         sop_module *m = &p->modules[i];

@@ -30,6 +30,7 @@ enum {
     SOP_ARG_WEIGHT, /* index: of the program's weights */
     SOP_ARG_INPUT,  /* index: SOP_INPUT_; offset: the KV layer, of SLOTS and TABLE */
     SOP_ARG_POOL,   /* index: the layer; offset: 0 K, 1 V */
+    SOP_ARG_SCALES, /* as POOL: what a pool of codes is multiplied by */
     SOP_ARG_LIVE,   /* index: SOP_EXTENT_ + 1, or 0 for the module's own */
 };
 

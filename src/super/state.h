@@ -7,6 +7,7 @@
  *   run.c     a planned step -> done, with the ladder
  *   ahead.c   steps of which each takes what the one before sampled
  *   shapes.c  what steps can ask of each operator
+ *   scales.c  the scales of keys and values of 8 bits
  *   explain.c */
 #ifndef SUPER_STATE_H
 #define SUPER_STATE_H
@@ -135,6 +136,9 @@ sop_status sop_run_again(sop_super *s, const sop_step_class *class);
 sop_status sop_run_record(sop_super *s, sop_steps *steps);
 /* n steps from recordings, SOP_E_UNSUPPORTED where there are none. */
 sop_status sop_run_ahead(sop_super *s, sop_steps *steps, int32_t n);
+
+/* scales.c: measured and set, once the memory is there; nothing to do where pools hold no codes. */
+sop_status sop_scales_measure(sop_super *s);
 
 /* ahead.c: what comes behind a step of one token of each sequence. */
 sop_status sop_ahead_plan(sop_super *s, sop_steps *steps);

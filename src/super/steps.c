@@ -122,6 +122,7 @@ static sop_operand bind(const sop_super *s, const sop_module *m, int32_t role, c
                          c->tokens);
     }
     case SOP_ARG_POOL: return sop_kv_pool(s->kv, a->index, (int32_t)a->offset);
+    case SOP_ARG_SCALES: return sop_kv_scales(s->kv, a->index, (int32_t)a->offset);
     case SOP_ARG_LIVE: return sop_input_live(s, a->index ? a->index - 1 : m->extent);
     default: return (sop_operand){NULL, 0};
     }

@@ -78,7 +78,8 @@ static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
                             .max_seqs = spec->max_seqs,
                             .max_step = spec->max_tokens,
                             .ctx = spec->ctx,
-                            .tokens = spec->kv_tokens};
+                            .tokens = spec->kv_tokens,
+                            .host_bytes = (size_t)(spec->config->kv_host_gb * 0x1p30)};
     s->program = p;
     s->planner = spec->planner;
     s->device = sop_planner_device(spec->planner);
@@ -99,7 +100,7 @@ static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
     if (!s->buffer_at || !s->seen)
         return sop_fail(SOP_E_NOMEM, "super: %d buffers, %d sequences", p->n_buffers,
                         spec->max_seqs);
-    SOP_TRY(sop_kv_bytes(&kv, &s->memory.kv));
+    SOP_TRY(sop_kv_bytes(&kv, &s->memory.kv, &s->memory.host));
     SOP_TRY(s->device->ops->queue_create(s->device, &s->queue));
     SOP_TRY(sop_kv_create(s->device, &kv, dry, &s->kv));
     SOP_TRY(sop_place_buffers(p, &s->facts, s->buffer_at, &s->save_at, &s->save_bytes));
@@ -116,7 +117,7 @@ static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
     m->scratch = s->scratch_bytes;
     m->inputs = s->device->ops->sees_host(s->device) ? s->input_bytes : 2 * s->input_bytes;
     m->pools = m->weights + m->kv + m->buffers + m->scratch + m->inputs;
-    m->process = m->pools + m->mapped + spec->base_bytes;
+    m->process = m->pools + m->mapped + m->host + spec->base_bytes;
     return size_budget(s);
 }
 
@@ -188,6 +189,7 @@ static sop_status create(const sop_super_spec *spec, bool dry, sop_super **out)
     if (!s) return sop_fail(SOP_E_NOMEM, "super: %zu bytes", sizeof *s);
     sop_status status = layout(s, spec, dry);
     if (status == SOP_OK && !dry) status = reserve(s);
+    if (status == SOP_OK && !dry) status = sop_scales_measure(s);
     if (status == SOP_OK && !dry && s->use_graphs) status = warm(s);
     s->bound &= ~(uint32_t)SOP_CHOOSE_PREPARE;
     if (status != SOP_OK) {
@@ -247,6 +249,16 @@ sop_status sop_super_truncate(sop_super *s, int32_t seq, int64_t length)
     return sop_kv_truncate(s->kv, seq, length);
 }
 
+sop_status sop_super_offload(sop_super *s, int32_t seq)
+{
+    return sop_kv_offload(s->kv, seq);
+}
+
+sop_status sop_super_restore(sop_super *s, int32_t seq)
+{
+    return sop_kv_restore(s->kv, seq);
+}
+
 void sop_super_facts_of(const sop_super *s, sop_super_facts *out)
 {
     *out = s->facts;
@@ -260,6 +272,7 @@ void sop_super_memory(const sop_super *s, sop_memory *out)
 void sop_super_counts_of(const sop_super *s, sop_super_counts *out)
 {
     *out = s->counts;
+    sop_kv_moved(s->kv, &out->pages_out, &out->pages_in);
 }
 
 sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items,
@@ -328,6 +341,20 @@ static bool is_lost(const sop_super *s, const int32_t *next, const float *logits
     return false;
 }
 
+/* Room for the new tokens of one sequence: those that waited longest go to the host until there is. Where
+ * none is left to go, or the host is full, there is no room, as before. */
+static void make_room(sop_super *s, const sop_step_item *it)
+{
+    while (s->memory.host && !sop_kv_fits(s->kv, it->seq, it->n_ids)) {
+        int32_t coldest = -1;
+        for (int32_t i = 0; i < s->facts.max_seqs; i++)
+            if (sop_kv_length(s->kv, i) && !sop_kv_is_away(s->kv, i) && s->seen[i] < s->senses &&
+                (coldest < 0 || s->seen[i] < s->seen[coldest]))
+                coldest = i;
+        if (coldest < 0 || sop_kv_offload(s->kv, coldest) != SOP_OK) return;
+    }
+}
+
 sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_items, int32_t *next,
                           float *logits)
 {
@@ -345,6 +372,7 @@ sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_it
     int32_t reserved = 0;
     sop_status status = SOP_OK;
     while (reserved < n_items && status == SOP_OK) {
+        make_room(s, &items[reserved]);
         status = sop_kv_reserve(s->kv, s->queue, items[reserved].seq, items[reserved].n_ids);
         if (status == SOP_OK) reserved++;
     }

@@ -356,6 +356,16 @@ static const sop_row rows[] = {
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_prefill_sm90", "cuda", SOP_CUDA_SM90A,
      SOP_ROW_ROUNDS | SOP_ROW_FLASH | SOP_ROW_INVARIANT, .refuse = sop_attention_prefill_refuse,
      .plan = sop_attention_prefill_plan, .run = sop_attention_prefill_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_codes_sm80", "cuda", SOP_CUDA_SM80,
+     SOP_ROW_ROUNDS | SOP_ROW_TILED, .refuse = sop_attention_decode_codes_refuse,
+     .plan = sop_attention_decode_codes_plan, .run = sop_attention_decode_codes_sm80},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_prefill_codes_sm90", "cuda", SOP_CUDA_SM90A,
+     SOP_ROW_ROUNDS | SOP_ROW_FLASH, .refuse = sop_attention_prefill_codes_refuse,
+     .plan = sop_attention_prefill_codes_plan, .run = sop_attention_prefill_codes_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_cudnn", "vendor", SOP_CUDA_SM80,
+     SOP_ROW_ROUNDS | SOP_ROW_FLASH, .refuse = sop_attention_cudnn_refuse,
+     .plan = sop_attention_cudnn_plan, .prepare = sop_attention_cudnn_prepare,
+     .release = sop_attention_cudnn_release, .run = sop_attention_cudnn},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_attention_cuda},
 #endif
@@ -428,6 +438,10 @@ static const char *const cases[] = {
     "tokens=7 seqs=3 max_kv=150 heads=6 kv_heads=3 k=64 kv=i8 causal=1 page=16",
     "tokens=20 seqs=2 max_kv=90 heads=4 k=23 v=40 kv=f8 causal=1 vp_page=11000 sinks=1 window=40",
     "tokens=5 seqs=5 max_kv=200 heads=8 kv_heads=2 k=128 q=bf16 kv=f8 o=bf16 causal=1 page=16",
+    "tokens=6 seqs=3 max_kv=520 heads=14 kv_heads=2 k=64 q=f16 kv=i8 o=f16 causal=1 window=300 "
+    "kp_token=80 kp_head=5120 kp_page=11000", /* no dense pages */
+    "tokens=140 seqs=2 max_kv=290 heads=4 kv_heads=2 k=128 q=bf16 kv=i8 o=bf16 causal=1 page=16",
+    "tokens=129 max_kv=200 heads=2 k=64 q=f16 kv=f8 o=f16 causal=1 window=90 page=32",
     "tokens=3 seqs=3 max_kv=333 heads=6 kv_heads=2 k=80 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
     "tokens=3 seqs=3 max_kv=333 heads=32 kv_heads=2 k=96 q=f16 kv=f16 o=f16 causal=1 page=32",
     "tokens=5 seqs=2 max_kv=150 heads=4 kv_heads=4 k=112 kv=bf16 causal=1 sinks=1",

@@ -97,4 +97,23 @@ sop_status sop_attention_prefill_plan(const void *desc, const int32_t *params,
                                       const sop_facts *facts, size_t budget, sop_split *split);
 sop_status sop_attention_prefill_sm90(const sop_call *call);
 
+/* over codes, by the two rows above: attention_codes_sm80.cu */
+const char *sop_attention_decode_codes_refuse(const void *desc);
+sop_status sop_attention_decode_codes_plan(const void *desc, const int32_t *params,
+                                           const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_attention_decode_codes_sm80(const sop_call *call);
+const char *sop_attention_prefill_codes_refuse(const void *desc);
+sop_status sop_attention_prefill_codes_plan(const void *desc, const int32_t *params,
+                                            const sop_facts *facts, size_t budget,
+                                            sop_split *split);
+sop_status sop_attention_prefill_codes_sm90(const sop_call *call);
+
+/* by a library: attention_cudnn.cu */
+const char *sop_attention_cudnn_refuse(const void *desc);
+sop_status sop_attention_cudnn_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                    size_t budget, sop_split *split);
+sop_status sop_attention_cudnn_prepare(const void *desc, sop_device *device, void **state);
+void sop_attention_cudnn_release(void *state);
+sop_status sop_attention_cudnn(const sop_call *call);
+
 #endif

@@ -4,7 +4,8 @@
  * - a score z = scale q.k is off by at most d = (k + 4) u |scale| sum |q||k|; tanh adds 8 u |z|
  * - a bias b, of alibi or of the mask, is a product and a sum, and scores are taken to powers of two: it
  *   adds 4 u (|z| + |b|); so is a sink, which adds 4 u |z|
- * - codes are multiplied by their scale, one rounding more: 2 u for each key and value
+ * - codes are multiplied by their scale, one rounding more: 2 u for each key and value; a row that
+ *   rounds has the product in the type of the queries
  * - its weight exp(z - m): the subtraction rounds u |z - m|, exp 4 u; while tiles of 64 keys go by,
  *   each may raise the maximum and multiply by another exp: 6 u for each of t = n / 64 + 1
  * - where parts are merged by log-sum-exp, each of n / 128 + 1 merges rounds exponents of size |lse|
@@ -64,12 +65,20 @@ static double bias(const struct row *r, int64_t j)
     return d->mask_dtype != SOP_U8 ? b + mask : mask != 0 ? b : -HUGE_VAL;
 }
 
+/* How a row that rounds has a code times its scale: in the type of the queries. */
+static double code_unit(const struct row *r)
+{
+    const sop_attention_desc *d = r->call->desc;
+    return r->rounds && sop_is_code(d->kv_dtype) ? sop_unit(d->q_dtype) : 0;
+}
+
 /* z of key j, and d of the comment above. */
 static double score(const struct row *r, int64_t j, double *off)
 {
     const sop_attention_desc *d = r->call->desc;
     const int64_t k_at = place(r, j, d->kp_page, d->kp_token, d->kp_head);
     const double q_unit = r->rounds && d->q_dtype == SOP_F32 ? sop_unit(d->kv_dtype) : 0;
+    const double k_unit = code_unit(r);
     double dot = 0, sum = 0, rounded = 0;
     for (int64_t i = 0; i < d->k; i++) {
         const double q = sop_load(r->call->args[SOP_ATTENTION_Q].data, d->q_dtype, r->q_at + i);
@@ -78,6 +87,7 @@ static double score(const struct row *r, int64_t j, double *off)
         dot += q * k;
         sum += fabs(q * k);
         if (q_unit > 0) rounded += (q_unit * fabs(q) + 0x1p-25) * fabs(k);
+        if (k_unit > 0) rounded += (k_unit * fabs(k) + 0x1p-25) * fabs(q);
     }
     double z = (double)d->scale * dot;
     const double roundings = (double)d->k + (sop_is_code(d->kv_dtype) ? 6 : 4);
@@ -141,7 +151,9 @@ static void put_channel(const struct row *r, const sop_judge *judge, int64_t i, 
 {
     const sop_attention_desc *d = r->call->desc;
     const void *pool = r->call->args[SOP_ATTENTION_V_POOL].data;
-    const double p_unit = r->rounds ? sop_unit(d->kv_dtype) : 0;
+    const double v_unit = code_unit(r), p_unit = v_unit > 0  ? v_unit
+                                                 : r->rounds ? sop_unit(d->kv_dtype)
+                                                             : 0;
     double o = 0, size = 0, off = 0, rounded = 0;
     double least = d->sinks ? 0 : INFINITY, most = d->sinks ? 0 : -INFINITY;
     for (int64_t j = 0; r->l > 0 && j < r->hi - r->lo; j++) {
@@ -152,7 +164,8 @@ static void put_channel(const struct row *r, const sop_judge *judge, int64_t i, 
         if (!judge) continue;
         size += p * fabs(v);
         off += (r->p_off[j] + 0x1p-120) * fabs(v);
-        if (p_unit > 0) rounded += (p_unit * p + 0x1p-25 / r->l) * fabs(v);
+        if (p_unit > 0) rounded += ((p_unit + v_unit) * p + 0x1p-25 / r->l) * fabs(v);
+        if (v_unit > 0) rounded += 0x1p-25 * p;
         least = v < least ? v : least;
         most = v > most ? v : most;
     }

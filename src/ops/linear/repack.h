@@ -27,13 +27,20 @@ SOP_MUST_USE sop_status sop_repack_8(int32_t dtype, const uint8_t *q, const floa
  *            row 8 j + (0 2 4 6 1 3 5 7)[e], column c
  *   GPTQ     [k / 8, n]: element e of word (j, i) is       element e of word (g, j) is row
  *            row i, column 8 j + e                         8 j + e, less 1
- *   GPTQ_V2  as GPTQ                                       as GPTQ, itself */
-typedef enum sop_int4_layout { SOP_INT4_AWQ, SOP_INT4_GPTQ, SOP_INT4_GPTQ_V2 } sop_int4_layout;
+ *   GPTQ_V2  as GPTQ                                       as GPTQ, itself
+ *   ROWS     [n, k / 8]: element e of word (i, j) is       none: 8
+ *            row i, column 8 j + e */
+typedef enum sop_int4_layout {
+    SOP_INT4_AWQ,
+    SOP_INT4_GPTQ,
+    SOP_INT4_GPTQ_V2,
+    SOP_INT4_ROWS
+} sop_int4_layout;
 
 /** Such a weight to SOP_I4_128.
  *
  * q, zeros    the words
- * scales      [k / group, n] f16
+ * scales      [k / group, n] f16; of ROWS [n, k / group]
  * group_of    [k] the group of each column (g_idx), NULL for c / group; must be that
  * out         n * sop_dtype_row_bytes(SOP_I4_128, k) bytes
  *
