@@ -1,0 +1,54 @@
+/* sop/grad.h: the operators of training, as sop/desc.h has those of inference: the gradients that the
+ * rules of an operator of its own are worth. How a gradient arrives and leaves:
+ *
+ *     bias_act             bias_act_grad; a residual added after the activation has dy itself
+ *     rmsnorm, layernorm   rmsnorm_grad, layernorm_grad, of s = x + r where there is a residual
+ *     gated, softmax       gated_grad, softmax_grad
+ *     rope                 rope of dy with freqs of the other sign
+ *     linear               dx: matmul of dy and w; dw and dbias: matmul of dy transposed and x
+ *     attention            attention_grad
+ *
+ * Extents are exact: there is no live count. Sums over tokens (dw, dbias, dk) are in float32, in an order
+ * that the desc alone decides, so that they have the same bits in every run. Types are f32, f16 and bf16
+ * at will, or f64 for all of them together, w and bias too: that is for the reference rows of these
+ * operators and of their forward ones, which gradients can be checked on. */
+#ifndef SOP_GRAD_H
+#define SOP_GRAD_H
+
+#include "sop/desc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** bias_act_grad: of y = act(v), v = x + bias + r:
+ *
+ *     dx[t,i] = act'(v[t,i]) * dy[t,i];  dbias[i] = sum over t of act'(v[t,i]) * dy[t,i]
+ *
+ * dx is the gradient of r too. relu' is 0 at 0.
+ *
+ * x, r, dy, dx [tokens, dim]; bias, dbias [dim] f32; bias, r and dbias optional */
+typedef struct sop_bias_act_grad_desc {
+    int64_t tokens, dim;
+    int64_t x_stride, r_stride, dy_stride, dx_stride;
+    int32_t act; /* sop_act */
+    int32_t x_dtype, r_dtype, dy_dtype, dx_dtype, reserved;
+} sop_bias_act_grad_desc;
+enum {
+    SOP_BIAS_ACT_GRAD_X,
+    SOP_BIAS_ACT_GRAD_R,
+    SOP_BIAS_ACT_GRAD_BIAS,
+    SOP_BIAS_ACT_GRAD_DY,
+    SOP_BIAS_ACT_GRAD_DX,
+    SOP_BIAS_ACT_GRAD_DBIAS,
+    SOP_BIAS_ACT_GRAD_ROLES
+};
+
+/** Every operator of training, as SOP_OP_MAP. */
+#define SOP_GRAD_OP_MAP(X) X(bias_act_grad)
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
