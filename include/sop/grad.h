@@ -44,8 +44,43 @@ enum {
     SOP_BIAS_ACT_GRAD_ROLES
 };
 
+/** gated_grad: of y[t,i] = act(x[t,i]) * x[t, up + i]:
+ *
+ *     dgate[t,i] = act'(x[t,i]) * x[t, up + i] * dy[t,i];  dup[t,i] = act(x[t,i]) * dy[t,i]
+ *
+ * x [tokens, up + dim]; dy, dgate, dup [tokens, dim]; dgate and dup may be the halves of one tensor */
+typedef struct sop_gated_grad_desc {
+    int64_t tokens, dim, up; /* up: where the second half starts; 0 means dim */
+    int64_t x_stride, dy_stride, dgate_stride, dup_stride;
+    int32_t act; /* sop_act */
+    int32_t x_dtype, dy_dtype, dx_dtype;
+} sop_gated_grad_desc;
+enum {
+    SOP_GATED_GRAD_X,
+    SOP_GATED_GRAD_DY,
+    SOP_GATED_GRAD_DGATE,
+    SOP_GATED_GRAD_DUP,
+    SOP_GATED_GRAD_ROLES
+};
+
+/** softmax_grad: of y = softmax(scale * x):
+ *
+ *     dx[t,i] = scale * y[t,i] * (dy[t,i] - sum over j of y[t,j] * dy[t,j])
+ *
+ * y, dy, dx [tokens, dim] */
+typedef struct sop_softmax_grad_desc {
+    int64_t tokens, dim;
+    int64_t y_stride, dy_stride, dx_stride;
+    float scale; /* 0 means 1 */
+    int32_t y_dtype, dy_dtype, dx_dtype;
+} sop_softmax_grad_desc;
+enum { SOP_SOFTMAX_GRAD_Y, SOP_SOFTMAX_GRAD_DY, SOP_SOFTMAX_GRAD_DX, SOP_SOFTMAX_GRAD_ROLES };
+
 /** Every operator of training, as SOP_OP_MAP. */
-#define SOP_GRAD_OP_MAP(X) X(bias_act_grad)
+#define SOP_GRAD_OP_MAP(X) \
+    X(bias_act_grad) \
+    X(gated_grad) \
+    X(softmax_grad)
 
 #ifdef __cplusplus
 }
