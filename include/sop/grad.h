@@ -76,11 +76,38 @@ typedef struct sop_softmax_grad_desc {
 } sop_softmax_grad_desc;
 enum { SOP_SOFTMAX_GRAD_Y, SOP_SOFTMAX_GRAD_DY, SOP_SOFTMAX_GRAD_DX, SOP_SOFTMAX_GRAD_ROLES };
 
+/** rmsnorm_grad: of y = (offset + w) * x * c, c = 1 / sqrt(mean over dim of x^2 + eps), in each of `heads`
+ * groups of dim in a token:
+ *
+ *     dx = c * (g - x * c * mean over dim of (g * x * c)) + dr,  g = (offset + w) * dy
+ *     dw[i] = sum over tokens and heads of dy * x * c
+ *
+ * Of a norm with a residual, x is what it left in r_out, dr the gradient that arrives there, and dx the
+ * gradient of its x and its r alike.
+ *
+ * x, dy, dr, dx [tokens, heads, dim]; w, dw [dim] f32; dr and dw optional */
+typedef struct sop_rmsnorm_grad_desc {
+    int64_t tokens, heads, dim;
+    int64_t x_stride, x_head, dy_stride, dy_head, dr_stride, dr_head, dx_stride, dx_head;
+    float eps, offset;
+    int32_t x_dtype, dy_dtype, dr_dtype, dx_dtype;
+} sop_rmsnorm_grad_desc;
+enum {
+    SOP_RMSNORM_GRAD_X,
+    SOP_RMSNORM_GRAD_W,
+    SOP_RMSNORM_GRAD_DY,
+    SOP_RMSNORM_GRAD_DR,
+    SOP_RMSNORM_GRAD_DX,
+    SOP_RMSNORM_GRAD_DW,
+    SOP_RMSNORM_GRAD_ROLES
+};
+
 /** Every operator of training, as SOP_OP_MAP. */
 #define SOP_GRAD_OP_MAP(X) \
     X(bias_act_grad) \
     X(gated_grad) \
-    X(softmax_grad)
+    X(softmax_grad) \
+    X(rmsnorm_grad)
 
 #ifdef __cplusplus
 }
