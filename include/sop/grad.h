@@ -102,12 +102,39 @@ enum {
     SOP_RMSNORM_GRAD_ROLES
 };
 
+/** layernorm_grad: of y = w * z + b, z = (x - m) * c, c = 1 / sqrt(v + eps), m the mean of x over dim, v
+ * the mean of (x - m)^2:
+ *
+ *     dx = c * (g - mean over dim of g - z * mean over dim of (g * z)) + dr,  g = w * dy
+ *     dw[i] = sum over tokens of dy * z;  db[i] = sum over tokens of dy
+ *
+ * Of a norm with a residual, x, dr and dx are as in rmsnorm_grad.
+ *
+ * x, dy, dr, dx [tokens, dim]; w, dw, db [dim] f32; w, dr, dw and db optional: w is 1 without */
+typedef struct sop_layernorm_grad_desc {
+    int64_t tokens, dim;
+    int64_t x_stride, dy_stride, dr_stride, dx_stride;
+    float eps; /* 0 means 1e-5 */
+    int32_t x_dtype, dy_dtype, dr_dtype, dx_dtype, reserved;
+} sop_layernorm_grad_desc;
+enum {
+    SOP_LAYERNORM_GRAD_X,
+    SOP_LAYERNORM_GRAD_W,
+    SOP_LAYERNORM_GRAD_DY,
+    SOP_LAYERNORM_GRAD_DR,
+    SOP_LAYERNORM_GRAD_DX,
+    SOP_LAYERNORM_GRAD_DW,
+    SOP_LAYERNORM_GRAD_DB,
+    SOP_LAYERNORM_GRAD_ROLES
+};
+
 /** Every operator of training, as SOP_OP_MAP. */
 #define SOP_GRAD_OP_MAP(X) \
     X(bias_act_grad) \
     X(gated_grad) \
     X(softmax_grad) \
-    X(rmsnorm_grad)
+    X(rmsnorm_grad) \
+    X(layernorm_grad)
 
 #ifdef __cplusplus
 }
