@@ -128,13 +128,26 @@ enum {
     SOP_LAYERNORM_GRAD_ROLES
 };
 
+/** matmul: y[i,j] = sum over k of a[i,k] * b[k,j]; sums[i] = sum over k of a[i,k]. With `transposed`, a
+ * lies the other way: a[k,i].
+ *
+ * a [rows, k], or [k, rows]; b [k, cols]; y [rows, cols]; sums [rows] f32, optional */
+typedef struct sop_matmul_desc {
+    int64_t rows, cols, k;
+    int64_t a_stride, b_stride, y_stride;
+    int32_t transposed;
+    int32_t a_dtype, b_dtype, y_dtype;
+} sop_matmul_desc;
+enum { SOP_MATMUL_A, SOP_MATMUL_B, SOP_MATMUL_Y, SOP_MATMUL_SUMS, SOP_MATMUL_ROLES };
+
 /** Every operator of training, as SOP_OP_MAP. */
 #define SOP_GRAD_OP_MAP(X) \
     X(bias_act_grad) \
     X(gated_grad) \
     X(softmax_grad) \
     X(rmsnorm_grad) \
-    X(layernorm_grad)
+    X(layernorm_grad) \
+    X(matmul)
 
 #ifdef __cplusplus
 }
