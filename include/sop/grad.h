@@ -140,6 +140,50 @@ typedef struct sop_matmul_desc {
 } sop_matmul_desc;
 enum { SOP_MATMUL_A, SOP_MATMUL_B, SOP_MATMUL_Y, SOP_MATMUL_SUMS, SOP_MATMUL_ROLES };
 
+/** attention_grad: of attention whose keys lie as a training step has them, one after another. Sequence s
+ * has the queries q_start[s] .. q_start[s+1] - 1 (L of them) and the keys k_start[s] .. k_start[s+1] - 1 (S
+ * of them); query i, at position P = i + S - L, sees the keys j with
+ *
+ *     j <= P (causal, bottom-right), and j > P - window (window > 0)
+ *
+ *     z = scale * q . k;  z = cap * tanh(z / cap) (cap > 0);  p = exp(z - lse)
+ *     e = p * (do . v - sum over channels of do * o) * (1 - (z / cap)^2), the last factor with a cap
+ *     dq = scale * sum over keys of e * k;  dk = scale * sum over queries of e * q
+ *     dv = sum over queries of p * do
+ *
+ * Query head i reads KV head i / (h / g), whose dk and dv are of all its query heads together. o and lse
+ * are what attention left: lse is at least every z of its query, or -inf where it sees nothing. A sink is
+ * in them, and has no gradient here.
+ *
+ * q, dq [tokens, h, k]; k, dk [keys, g, k]; v, dv [keys, g, v]; o, do [tokens, h, v]; lse [tokens, h] f32
+ * q_start, k_start [seqs + 1] i32, from 0 to tokens and to keys, of at most max_q and max_kv each
+ * Source: Dao, "FlashAttention-2", 2023, section 3.1.2. */
+typedef struct sop_attention_grad_desc {
+    int64_t tokens, keys, seqs, max_q, max_kv;
+    int64_t heads, kv_heads, k, v;
+    int64_t q_stride, q_head, k_stride, k_head, v_stride, v_head;
+    int64_t o_stride, o_head, do_stride, do_head;
+    int64_t dq_stride, dq_head, dk_stride, dk_head, dv_stride, dv_head;
+    int64_t window;                     /* keys seen, the query's own included; 0: all */
+    float scale, cap;                   /* scale 0 means 1 / sqrt(k); cap 0: none */
+    int32_t q_dtype, o_dtype, dq_dtype; /* of q, k, v; of o, do; of dq, dk, dv */
+    int32_t causal, numerics, reserved;
+} sop_attention_grad_desc;
+enum {
+    SOP_ATTENTION_GRAD_Q,
+    SOP_ATTENTION_GRAD_K,
+    SOP_ATTENTION_GRAD_V,
+    SOP_ATTENTION_GRAD_Q_START,
+    SOP_ATTENTION_GRAD_K_START,
+    SOP_ATTENTION_GRAD_O,
+    SOP_ATTENTION_GRAD_LSE,
+    SOP_ATTENTION_GRAD_DO,
+    SOP_ATTENTION_GRAD_DQ,
+    SOP_ATTENTION_GRAD_DK,
+    SOP_ATTENTION_GRAD_DV,
+    SOP_ATTENTION_GRAD_ROLES
+};
+
 /** Every operator of training, as SOP_OP_MAP. */
 #define SOP_GRAD_OP_MAP(X) \
     X(bias_act_grad) \
@@ -147,7 +191,8 @@ enum { SOP_MATMUL_A, SOP_MATMUL_B, SOP_MATMUL_Y, SOP_MATMUL_SUMS, SOP_MATMUL_ROL
     X(softmax_grad) \
     X(rmsnorm_grad) \
     X(layernorm_grad) \
-    X(matmul)
+    X(matmul) \
+    X(attention_grad)
 
 #ifdef __cplusplus
 }
