@@ -33,38 +33,30 @@ static void rows_of_one_count_columns_of_the_other(void)
 static void the_gradients_of_linear_are_two_products(void)
 {
     enum { T = 4, N = 3, K = 5 };
-    float x[T * K], w[N * K], bias[N], dy[T * N], dx[T * K], dw[N * K], dbias[N], y[T * N];
-    float *const all[] = {x, w, bias, dy};
-    const int sizes[] = {T * K, N * K, N, T * N};
-    uint64_t state = 1;
-    for (int a = 0; a < 4; a++) /* small whole numbers: every sum is exact */
-        for (int i = 0; i < sizes[a]; i++) all[a][i] = (float)(sop_random(&state) % 9) - 4;
-    const sop_matmul_desc by_x = {T, K, N, N, K, K, 0, SOP_F32, SOP_F32, SOP_F32};
-    const sop_matmul_desc by_w = {N, K, T, N, K, K, 1, SOP_F32, SOP_F32, SOP_F32};
-    const sop_operand x_args[] = {{dy, sizeof dy}, {w, sizeof w}, {dx, sizeof dx}, {NULL, 0}};
-    const sop_operand w_args[] = {
-        {dy, sizeof dy}, {x, sizeof x}, {dw, sizeof dw}, {dbias, sizeof dbias}};
+    double x[T * K], w[N * K], bias[N], y[T * N], dy[T * N], dx[T * K], dw[N * K], dbias[N];
+    const sop_matmul_desc by_x = {T, K, N, N, K, K, 0, SOP_F64, SOP_F64, SOP_F64};
+    const sop_matmul_desc by_w = {N, K, T, N, K, K, 1, SOP_F64, SOP_F64, SOP_F64};
+    const sop_operand x_args[] = {
+        grad_operand(dy, T * N), grad_operand(w, N * K), grad_operand(dx, T * K), {NULL, 0}};
+    const sop_operand w_args[] = {grad_operand(dy, T * N), grad_operand(x, T * K),
+                                  grad_operand(dw, N * K), grad_operand(dbias, N)};
+    sop_linear_desc d = {.tokens = T, .k = K, .n = {N}, .bias = 1, .w_dtype = {SOP_F64}};
+    d.x_dtype = d.y_dtype = SOP_F64;
+    sop_op_linear.complete(&d);
+    const sop_operand in[SOP_LINEAR_ROLES] = {[SOP_LINEAR_X] = grad_operand(x, T * K),
+                                              [SOP_LINEAR_W0] = grad_operand(w, N * K),
+                                              [SOP_LINEAR_B0] = grad_operand(bias, N),
+                                              [SOP_LINEAR_Y] = grad_operand(y, T * N)};
+    const grad_fn f = {&sop_op_linear, &d, in, {SOP_LINEAR_Y, -1}, {dy, NULL}};
+    grad_fill(x, T * K, 1);
+    grad_fill(w, N * K, 2);
+    grad_fill(bias, N, 3);
+    grad_fill(dy, T * N, 4);
     CHECK(grad_run(&sop_op_matmul, &by_x, x_args) == SOP_OK);
     CHECK(grad_run(&sop_op_matmul, &by_w, w_args) == SOP_OK);
-    /* what dy counts of a step of 1 along each input, which is the derivative of what is linear in it */
-    sop_linear_desc d = {.tokens = T, .k = K, .n = {N}, .bias = 1};
-    sop_op_linear.complete(&d);
-    const sop_operand args[SOP_LINEAR_ROLES] = {[SOP_LINEAR_X] = {x, sizeof x},
-                                                [SOP_LINEAR_W0] = {w, sizeof w},
-                                                [SOP_LINEAR_B0] = {bias, sizeof bias},
-                                                [SOP_LINEAR_Y] = {y, sizeof y}};
-    const float *const grads[] = {dx, dw, dbias};
-    for (int a = 0; a < 3; a++)
-        for (int i = 0; i < sizes[a]; i++) {
-            float f[2] = {0};
-            for (int step = 0; step < 2; step++) {
-                all[a][i] += (float)step;
-                CHECK(grad_run(&sop_op_linear, &d, args) == SOP_OK);
-                for (int j = 0; j < T * N; j++) f[step] += dy[j] * y[j];
-            }
-            all[a][i] -= 1;
-            CHECK(f[1] - f[0] == grads[a][i]);
-        }
+    grad_check(&f, x, dx, T * K);
+    grad_check(&f, w, dw, N * K);
+    grad_check(&f, bias, dbias, N);
 }
 
 static void rows_that_overlap_in_y_are_refused(void)
