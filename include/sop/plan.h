@@ -2,8 +2,8 @@
 #ifndef SOP_PLAN_H
 #define SOP_PLAN_H
 
-#include "sop/desc.h"
 #include "sop/device.h"
+#include "sop/grad.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -88,7 +88,7 @@ SOP_API SOP_MUST_USE sop_status sop_planner_explain(sop_planner *p, const sop_op
 /** One operator, planned. */
 typedef struct sop_plan sop_plan;
 
-/** Plan op for desc. desc  the op's desc in sop/desc.h; what is 0 is completed
+/** Plan op for desc. desc  the op's desc in sop/desc.h or sop/grad.h; what is 0 is completed
  * out   free it with sop_plan_destroy(). NULL on failure
  *
  * SOP_E_ARG, SOP_E_SHAPE (the sentence of the op), SOP_E_UNSUPPORTED, SOP_E_NOMEM. */
@@ -113,6 +113,7 @@ SOP_API SOP_MUST_USE sop_status sop_plan_run(const sop_plan *plan, sop_queue *qu
         return sop_plan_create(p, sop_op_find(#op), desc, out); \
     }
 SOP_OP_MAP(SOP_PLAN_HELPER)
+SOP_GRAD_OP_MAP(SOP_PLAN_HELPER)
 #undef SOP_PLAN_HELPER
 
 #ifdef __cplusplus

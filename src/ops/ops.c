@@ -3,7 +3,7 @@
 #include <string.h>
 
 #define X(name) &sop_op_##name,
-static const sop_op *const ops[] = {SOP_OP_MAP(X) X(advance) NULL};
+static const sop_op *const ops[] = {SOP_OP_MAP(X) SOP_GRAD_OP_MAP(X) X(advance) NULL};
 #undef X
 
 const sop_op *const *sop_ops(void)

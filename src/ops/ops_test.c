@@ -31,6 +31,7 @@ static void every_op_of_the_map_is_there_under_its_name(void)
     CHECK((*op)->desc_bytes == sizeof(sop_##op_name##_desc)); \
     if (*op) op++;
     SOP_OP_MAP(X)
+    SOP_GRAD_OP_MAP(X)
 #undef X
     CHECK(*op == &sop_op_advance && !op[1]); /* whose desc is no user's */
 }

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/kv_append/kv_append.h"
 #include "ops/ops.h"
 
@@ -126,10 +127,11 @@ static sop_status check(const void *desc)
                         (long long)d->heads, (long long)d->mask_heads);
     if (d->mask_dtype != SOP_U8 && sop_unit(d->mask_dtype) == 0)
         return sop_fail(SOP_E_ARG, "attention: mask must be u8, f32, f16 or bf16");
-    if (sop_unit(d->q_dtype) == 0 || sop_unit(d->o_dtype) == 0 ||
-        (sop_unit(d->kv_dtype) == 0 && !sop_is_code(d->kv_dtype)))
-        return sop_fail(SOP_E_ARG,
-                        "attention: q, kv and o must be f32, f16 or bf16, or kv i8 or f8");
+    const int32_t types[] = {d->q_dtype, d->o_dtype,
+                             sop_is_code(d->kv_dtype) ? (int32_t)SOP_F32 : d->kv_dtype};
+    if (!sop_types_fit(types, SOP_N(types)))
+        return sop_fail(SOP_E_ARG, "attention: q, kv and o must be f32, f16 or bf16, or kv i8 or "
+                                   "f8, or all f64");
     if (d->paths & ~(uint32_t)(SOP_ROW_FLASH | SOP_ROW_TILED | SOP_ROW_RING))
         return sop_fail(SOP_E_ARG, "attention: paths=%u, must be a sum of 8, 16 and 32", d->paths);
     return SOP_OK;
@@ -175,7 +177,9 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
     case SOP_ATTENTION_O:
         sop_view3(out, d->o_dtype, d->tokens, d->heads, d->v, d->o_stride, d->o_head);
         break;
-    case SOP_ATTENTION_LSE: sop_view2(out, SOP_F32, d->tokens, d->heads, d->heads); break;
+    case SOP_ATTENTION_LSE:
+        sop_view2(out, sop_param_dtype(d->q_dtype), d->tokens, d->heads, d->heads);
+        break;
     default: break;
     }
 }
@@ -337,6 +341,11 @@ static const char *takes_ring(const void *desc)
 static const sop_param flash_params[] = {{"rows", 48, 384, 2, 192}};
 static const sop_param tiled_params[] = {{"keys", 128, 1024, 2, 256}};
 #ifdef SOP_CUDA
+static const char *takes_floats(const void *desc)
+{
+    return sop_refuse_f64(((const sop_attention_desc *)desc)->q_dtype);
+}
+
 static const sop_param decode_params[] = {{"seg_cost", 4, 64, 2, 16}};
 #endif
 static const sop_param ring_params[] = {{"keys", 1024, 16384, 2, 4096}};
@@ -367,7 +376,7 @@ static const sop_row rows[] = {
      .plan = sop_attention_cudnn_plan, .prepare = sop_attention_cudnn_prepare,
      .release = sop_attention_cudnn_release, .run = sop_attention_cudnn},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_cuda", "cuda", 0, SOP_ROW_INVARIANT,
-     .refuse = takes_all, .run = sop_attention_cuda},
+     .refuse = takes_floats, .run = sop_attention_cuda},
 #endif
     PATH(avx512, SOP_CPU_AVX2 | SOP_CPU_AVX512, ring, SOP_ROW_RING),
     PATH(avx2, SOP_CPU_AVX2, ring, SOP_ROW_RING),
@@ -452,6 +461,7 @@ static const char *const cases[] = {
     "tokens=1 max_kv=3000 heads=8 kv_heads=4 k=256 kv=f16 causal=1 window=1024 q_head=264 o_head=264 "
     "kp_token=272 kp_head=17408 vp_token=264 vp_head=16896 kp_page=69632 vp_page=67584",
     "tokens=3 seqs=3 max_kv=50 heads=2 k=144 q=bf16 kv=bf16 o=bf16 causal=1 page=16", /* beyond */
+    "tokens=5 max_kv=9 heads=2 k=8 causal=1 cap=3 q=f64 kv=f64 o=f64",
     NULL,
 };
 
@@ -473,4 +483,5 @@ const sop_op sop_op_attention = {
     .fill = fill,
     .reference = sop_attention_reference,
     .cost = cost,
+    .backward = "attention_grad",
 };

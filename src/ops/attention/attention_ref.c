@@ -29,6 +29,7 @@
 #include "base/status.h"
 #include "core/op.h"
 #include "ops/attention/attention.h"
+#include "ops/f64.h"
 #include "ops/kv_append/kv_append.h"
 
 /* One query and query head. */
@@ -184,7 +185,8 @@ static void put_row(struct row *r, const sop_judge *judge, int64_t token, int64_
     if (r->call->args[SOP_ATTENTION_LSE].data) {
         const double off =
             fmin(r->weights_off, r->largest_e) + r->sums + 4 * SOP_U32 * (1 + fabs(r->lse));
-        sop_put(r->call, judge, SOP_ATTENTION_LSE, SOP_F32, at, at, r->lse, r->l > 0 ? off : 0);
+        sop_put(r->call, judge, SOP_ATTENTION_LSE, sop_param_dtype(d->q_dtype), at, at, r->lse,
+                r->l > 0 ? off : 0);
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/ops.h"
 
 SOP_DESC_IS_PACKED(sop_bias_act_desc, reserved);
@@ -40,6 +41,7 @@ static void complete(void *desc)
 static sop_status check(const void *desc)
 {
     const sop_bias_act_desc *d = desc;
+    const int32_t types[] = {d->x_dtype, d->r_dtype, d->y_dtype};
     if (d->tokens < 0 || d->dim < 0)
         return sop_fail(SOP_E_SHAPE, "bias_act: tokens=%lld dim=%lld, must be >= 0",
                         (long long)d->tokens, (long long)d->dim);
@@ -53,9 +55,9 @@ static sop_status check(const void *desc)
         return sop_fail(SOP_E_ARG, "bias_act: act=%d, must be 0 to 4", d->act);
     if (d->residual < SOP_RESIDUAL_INSIDE || d->residual > SOP_RESIDUAL_AFTER)
         return sop_fail(SOP_E_ARG, "bias_act: residual=%d, must be 0 or 1", d->residual);
-    if (sop_unit(d->x_dtype) == 0 || sop_unit(d->r_dtype) == 0 || sop_unit(d->y_dtype) == 0)
-        return sop_fail(SOP_E_ARG, "bias_act: types %d %d %d, must be f32, f16 or bf16", d->x_dtype,
-                        d->r_dtype, d->y_dtype);
+    if (!sop_types_fit(types, SOP_N(types)))
+        return sop_fail(SOP_E_ARG, "bias_act: types %d %d %d, must be f32, f16 or bf16, or all f64",
+                        d->x_dtype, d->r_dtype, d->y_dtype);
     return SOP_OK;
 }
 
@@ -66,7 +68,7 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
     switch (role) {
     case SOP_BIAS_ACT_X: sop_view2(out, d->x_dtype, d->tokens, d->dim, d->x_stride); break;
     case SOP_BIAS_ACT_R: sop_view2(out, d->r_dtype, d->tokens, d->dim, d->r_stride); break;
-    case SOP_BIAS_ACT_BIAS: sop_view1(out, SOP_F32, d->dim); break;
+    case SOP_BIAS_ACT_BIAS: sop_view1(out, sop_param_dtype(d->x_dtype), d->dim); break;
     case SOP_BIAS_ACT_LIVE: sop_view1(out, SOP_I32, 1); break;
     case SOP_BIAS_ACT_Y: sop_view2(out, d->y_dtype, d->tokens, d->dim, d->y_stride); break;
     default: break;
@@ -100,13 +102,26 @@ static const char *takes_f32(const void *desc)
     return d->x_dtype || d->r_dtype || d->y_dtype ? "a type is not f32" : NULL;
 }
 
+#ifdef SOP_CUDA
+static const char *takes_floats(const void *desc)
+{
+    return sop_refuse_f64(((const sop_bias_act_desc *)desc)->x_dtype);
+}
+
+static const char *takes_wide(const void *desc)
+{
+    const char *why = takes_floats(desc);
+    return why ? why : sop_bias_act_wide_refuse(desc);
+}
+#endif
+
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
     {sizeof(sop_row), SOP_DEVICE_CUDA, "bias_act_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
-     .refuse = sop_bias_act_wide_refuse, .run = sop_bias_act_wide_sm80},
+     .refuse = takes_wide, .run = sop_bias_act_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "bias_act_cuda", "cuda", 0, SOP_ROW_INVARIANT,
-     .refuse = takes_all, .run = sop_bias_act_cuda},
+     .refuse = takes_floats, .run = sop_bias_act_cuda},
 #endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "bias_act_f32_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .run = sop_bias_act_f32_avx2},
@@ -142,6 +157,7 @@ static const char *const cases[] = {
     "tokens=2 dim=16 act=gelu x=bf16 r=f16 y=bf16",           /* beyond: r is of a third type */
     "tokens=2 dim=16 act=gelu x=f16 r=f16 y=f16 x_stride=20", /* beyond: a stride */
     "tokens=3 dim=33 act=relu x=f16 r=bf16 y=f32",
+    "tokens=3 dim=16 act=gelu x=f64 r=f64 y=f64",
     NULL,
 };
 
@@ -163,4 +179,5 @@ const sop_op sop_op_bias_act = {
     .fill = fill,
     .reference = sop_bias_act_reference,
     .cost = cost,
+    .backward = "bias_act_grad",
 };

@@ -5,6 +5,7 @@
 
 #include "core/op.h"
 #include "ops/bias_act/bias_act.h"
+#include "ops/f64.h"
 #include "ops/gated/act.h"
 
 /* act(v), and how far a right row may be from it. */
@@ -24,13 +25,13 @@ sop_status sop_bias_act_reference(const sop_call *call, const sop_judge *judge)
 {
     const sop_bias_act_desc *d = call->desc;
     const void *x = call->args[SOP_BIAS_ACT_X].data, *r = call->args[SOP_BIAS_ACT_R].data;
-    const float *bias = call->args[SOP_BIAS_ACT_BIAS].data;
+    const void *bias = call->args[SOP_BIAS_ACT_BIAS].data;
     const int64_t tokens = sop_live(call, SOP_BIAS_ACT_LIVE, d->tokens);
     const int after = r && d->residual == SOP_RESIDUAL_AFTER;
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t i = 0; i < d->dim; i++) {
             const double xi = sop_load(x, d->x_dtype, t * d->x_stride + i);
-            const double b = bias ? (double)bias[i] : 0;
+            const double b = bias ? sop_load(bias, sop_param_dtype(d->x_dtype), i) : 0;
             const double ri = r ? sop_load(r, d->r_dtype, t * d->r_stride + i) : 0;
             const double in = after ? 0 : ri, sums = (bias ? 1 : 0) + (r && !after ? 1 : 0);
             double bound;

@@ -13,8 +13,8 @@
 /* Its enums. */
 enum { R_32F = 0, R_16F = 2, R_16BF = 14 }; /* cudaDataType_t */
 enum { COMPUTE_32F = 68 };                  /* cublasComputeType_t */
-enum { OP_T = 1 };                          /* cublasOperation_t */
-enum { DESC_TRANSA = 3 };                   /* cublasLtMatmulDescAttributes_t */
+enum { OP_N = 0, OP_T = 1 };                /* cublasOperation_t */
+enum { DESC_TRANSA = 3, DESC_TRANSB = 4 };  /* cublasLtMatmulDescAttributes_t */
 enum { PREF_WORKSPACE = 1, PREF_REDUCTION = 3, PREF_ALIGN_A = 5 }; /* ...PreferenceAttributes_t */
 enum { REDUCTION_COMPUTE_TYPE = 2 };                               /* cublasLtReductionScheme_t */
 
@@ -119,16 +119,23 @@ static int type_of(int32_t dtype)
     return dtype == SOP_F32 ? R_32F : dtype == SOP_F16 ? R_16F : R_16BF;
 }
 
-/* The library counts by columns: row-major y [tokens, n] is its [n, tokens], of w transposed and x. */
+/* The library counts by columns: row-major y [tokens, n] is its [n, tokens], of w transposed and x;
+ * a matrix that lies the other way is transposed by the other of them. */
 static int describe(const struct functions *f, const sop_cublaslt_product *p,
                     sop_cublaslt_plan *out)
 {
-    const int32_t transpose = OP_T;
+    const int32_t w_op = p->w_down ? OP_N : OP_T, x_op = p->x_down ? OP_T : OP_N;
     const uint64_t tokens = (uint64_t)p->tokens, n = (uint64_t)p->n, k = (uint64_t)p->k;
     int e = f->product_create(&out->product, COMPUTE_32F, R_32F);
-    if (!e) e = f->product_set(out->product, DESC_TRANSA, &transpose, sizeof transpose);
-    if (!e) e = f->layout_create(&out->w, type_of(p->dtype), k, n, p->w_stride);
-    if (!e) e = f->layout_create(&out->x, type_of(p->dtype), k, tokens, p->x_stride);
+    const int type = type_of(p->dtype);
+    if (!e) e = f->product_set(out->product, DESC_TRANSA, &w_op, sizeof w_op);
+    if (!e) e = f->product_set(out->product, DESC_TRANSB, &x_op, sizeof x_op);
+    if (!e)
+        e = p->w_down ? f->layout_create(&out->w, type, n, k, p->w_stride)
+                      : f->layout_create(&out->w, type, k, n, p->w_stride);
+    if (!e)
+        e = p->x_down ? f->layout_create(&out->x, type, tokens, k, p->x_stride)
+                      : f->layout_create(&out->x, type, k, tokens, p->x_stride);
     if (!e) e = f->layout_create(&out->y, type_of(p->y_dtype), n, tokens, p->y_stride);
     return e;
 }

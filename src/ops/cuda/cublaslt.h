@@ -13,11 +13,12 @@ extern "C" {
 typedef struct sop_cublaslt sop_cublaslt;
 
 /* y[t,i] = sum over k of x[t,k] * w[i,k]: x [tokens, k] and w [n, k] of dtype (f16 or bf16), y
- * [tokens, n] of it or f32; sums in f32, rounded once. Addresses are multiples of 16 bytes, strides of
- * 8 elements, at least a row long. */
+ * [tokens, n] of it or f32; sums in f32, rounded once. x_down, w_down: x, w lie the other way, [k, tokens],
+ * [k, n]. Addresses are multiples of 16 bytes, strides of 8 elements, at least a row long. */
 typedef struct sop_cublaslt_product {
     int64_t tokens, n, k, x_stride, w_stride, y_stride;
     int32_t dtype, y_dtype;
+    int32_t x_down, w_down;
 } sop_cublaslt_product;
 
 /* A product with the way to run it. */

@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/ops.h"
 
 SOP_DESC_IS_PACKED(sop_gated_desc, reserved);
@@ -36,6 +37,7 @@ static void complete(void *desc)
 static sop_status check(const void *desc)
 {
     const sop_gated_desc *d = desc;
+    const int32_t types[] = {d->x_dtype, d->y_dtype};
     if (d->tokens < 0 || d->dim < 0 || d->up < d->dim)
         return sop_fail(SOP_E_SHAPE, "gated: tokens=%lld dim=%lld up=%lld, must be >= 0, 0, dim",
                         (long long)d->tokens, (long long)d->dim, (long long)d->up);
@@ -45,9 +47,9 @@ static sop_status check(const void *desc)
                         (long long)d->x_stride, (long long)d->y_stride, (long long)d->dim);
     if (d->act < SOP_ACT_SILU || d->act > SOP_ACT_GELU)
         return sop_fail(SOP_E_ARG, "gated: act=%d, must be 0 to 2", d->act);
-    if (sop_unit(d->x_dtype) == 0 || sop_unit(d->y_dtype) == 0)
-        return sop_fail(SOP_E_ARG, "gated: types %d %d, must be f32, f16 or bf16", d->x_dtype,
-                        d->y_dtype);
+    if (!sop_types_fit(types, SOP_N(types)))
+        return sop_fail(SOP_E_ARG, "gated: types %d %d, must be f32, f16 or bf16, or all f64",
+                        d->x_dtype, d->y_dtype);
     return SOP_OK;
 }
 
@@ -92,13 +94,26 @@ static const char *takes_f32(const void *desc)
     return d->x_dtype || d->y_dtype ? "a type is not f32" : NULL;
 }
 
+#ifdef SOP_CUDA
+static const char *takes_floats(const void *desc)
+{
+    return sop_refuse_f64(((const sop_gated_desc *)desc)->x_dtype);
+}
+
+static const char *takes_wide(const void *desc)
+{
+    const char *why = takes_floats(desc);
+    return why ? why : sop_gated_wide_refuse(desc);
+}
+#endif
+
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
     {sizeof(sop_row), SOP_DEVICE_CUDA, "gated_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
-     .refuse = sop_gated_wide_refuse, .run = sop_gated_wide_sm80},
+     .refuse = takes_wide, .run = sop_gated_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "gated_cuda", "cuda", 0, SOP_ROW_INVARIANT,
-     .refuse = takes_all, .run = sop_gated_cuda},
+     .refuse = takes_floats, .run = sop_gated_cuda},
 #endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "gated_f32_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .run = sop_gated_f32_avx2},
@@ -124,6 +139,7 @@ static const char *const cases[] = {
     "tokens=2 dim=640 x=f16 y=f16",
     "tokens=3 dim=8200 up=8208 x_stride=16416 x=bf16 y=bf16", /* pieces over three blocks */
     "tokens=2 dim=640 x=bf16 y=bf16 act=gelu_tanh",
+    "tokens=3 dim=16 act=gelu x=f64 y=f64",
     NULL,
 };
 
@@ -145,4 +161,5 @@ const sop_op sop_op_gated = {
     .fill = fill,
     .reference = sop_gated_reference,
     .cost = cost,
+    .backward = "gated_grad",
 };

@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/ops.h"
 
 SOP_DESC_IS_PACKED(sop_layernorm_desc, y_dtype);
@@ -42,6 +43,7 @@ static void complete(void *desc)
 static sop_status check(const void *desc)
 {
     const sop_layernorm_desc *d = desc;
+    const int32_t types[] = {d->x_dtype, d->r_dtype, d->y_dtype};
     if (d->tokens < 0 || d->dim < 1)
         return sop_fail(SOP_E_SHAPE, "layernorm: tokens=%lld dim=%lld, must be >= 0, 1",
                         (long long)d->tokens, (long long)d->dim);
@@ -51,8 +53,9 @@ static sop_status check(const void *desc)
                         "must be >= 0, dim, dim",
                         (long long)d->x_stride, (long long)d->r_stride, (long long)d->y_stride,
                         (long long)d->dim);
-    if (sop_unit(d->x_dtype) == 0 || sop_unit(d->r_dtype) == 0 || sop_unit(d->y_dtype) == 0)
-        return sop_fail(SOP_E_ARG, "layernorm: types %d %d %d, must be f32, f16 or bf16",
+    if (!sop_types_fit(types, SOP_N(types)))
+        return sop_fail(SOP_E_ARG,
+                        "layernorm: types %d %d %d, must be f32, f16 or bf16, or all f64",
                         d->x_dtype, d->r_dtype, d->y_dtype);
     if (!(d->eps > 0)) return sop_fail(SOP_E_ARG, "layernorm: eps=%g, must be > 0", (double)d->eps);
     return SOP_OK;
@@ -67,7 +70,7 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
     case SOP_LAYERNORM_R:
     case SOP_LAYERNORM_R_OUT: sop_view2(out, d->r_dtype, d->tokens, d->dim, d->r_stride); break;
     case SOP_LAYERNORM_W:
-    case SOP_LAYERNORM_B: sop_view1(out, SOP_F32, d->dim); break;
+    case SOP_LAYERNORM_B: sop_view1(out, sop_param_dtype(d->x_dtype), d->dim); break;
     case SOP_LAYERNORM_LIVE: sop_view1(out, SOP_I32, 1); break;
     case SOP_LAYERNORM_Y: sop_view2(out, d->y_dtype, d->tokens, d->dim, d->y_stride); break;
     default: break;
@@ -100,13 +103,26 @@ static const char *takes_f32(const void *desc)
     return d->x_dtype || d->r_dtype || d->y_dtype ? "a type is not f32" : NULL;
 }
 
+#ifdef SOP_CUDA
+static const char *takes_floats(const void *desc)
+{
+    return sop_refuse_f64(((const sop_layernorm_desc *)desc)->x_dtype);
+}
+
+static const char *takes_wide(const void *desc)
+{
+    const char *why = takes_floats(desc);
+    return why ? why : sop_layernorm_wide_refuse(desc);
+}
+#endif
+
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
     {sizeof(sop_row), SOP_DEVICE_CUDA, "layernorm_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
-     .refuse = sop_layernorm_wide_refuse, .run = sop_layernorm_wide_sm80},
+     .refuse = takes_wide, .run = sop_layernorm_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "layernorm_cuda", "cuda", 0, SOP_ROW_INVARIANT,
-     .refuse = takes_all, .run = sop_layernorm_cuda},
+     .refuse = takes_floats, .run = sop_layernorm_cuda},
 #endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "layernorm_f32_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .run = sop_layernorm_f32_avx2},
@@ -140,6 +156,7 @@ static const char *const cases[] = {
     "tokens=1 dim=16384",
     "tokens=1 dim=16392 x=bf16 r=bf16 y=bf16", /* beyond: longer than a block holds */
     "tokens=2 dim=64 x=f16 r=bf16 y=f16",      /* beyond: r is of a third type */
+    "tokens=3 dim=16 x=f64 r=f64 y=f64",
     NULL,
 };
 
@@ -161,4 +178,5 @@ const sop_op sop_op_layernorm = {
     .fill = fill,
     .reference = sop_layernorm_reference,
     .cost = cost,
+    .backward = "layernorm_grad",
 };

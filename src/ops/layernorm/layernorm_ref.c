@@ -13,6 +13,7 @@
 #include <math.h>
 
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/layernorm/layernorm.h"
 
 /* One row, and its sums. */
@@ -53,7 +54,8 @@ static void sums(struct row *w)
 sop_status sop_layernorm_reference(const sop_call *call, const sop_judge *judge)
 {
     const sop_layernorm_desc *d = call->desc;
-    const float *w = call->args[SOP_LAYERNORM_W].data, *b = call->args[SOP_LAYERNORM_B].data;
+    const void *w = call->args[SOP_LAYERNORM_W].data, *b = call->args[SOP_LAYERNORM_B].data;
+    const int32_t param = sop_param_dtype(d->x_dtype);
     const int64_t tokens = sop_live(call, SOP_LAYERNORM_LIVE, d->tokens);
     const double n = (double)d->dim, lanes = fmin(n, 2 * sqrt(n));
     for (int64_t t = 0; t < tokens; t++) {
@@ -71,7 +73,7 @@ sop_status sop_layernorm_reference(const sop_call *call, const sop_judge *judge)
             (lanes / 2 + 3) * u * (1 + lost * lost) + added * sqrt(row.square) * row.scale + 5 * u;
         for (int64_t i = 0; i < d->dim; i++) {
             const double s = s_at(&row, i), apart = s - row.mean;
-            const double wi = w ? (double)w[i] : 1, bi = b ? (double)b[i] : 0;
+            const double wi = w ? sop_load(w, param, i) : 1, bi = b ? sop_load(b, param, i) : 0;
             const double y = wi * apart * row.scale;
             const double off = added * fabs(s) + mean_off + u * (2 * fabs(apart) + first);
             /* after x is read: y may be x, r_out may be r */

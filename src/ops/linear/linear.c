@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/linear/dequant.h"
 #include "ops/linear/pack.h"
 #include "ops/ops.h"
@@ -64,11 +65,6 @@ static void complete(void *desc)
     }
 }
 
-static int is_float(int32_t dtype)
-{
-    return dtype == SOP_F32 || dtype == SOP_F16 || dtype == SOP_BF16;
-}
-
 static const char *text_of(int32_t dtype)
 {
     const char *text = sop_dtype_text(dtype);
@@ -78,7 +74,12 @@ static const char *text_of(int32_t dtype)
 static sop_status check_weight(const sop_linear_desc *d, int32_t j)
 {
     const int32_t dtype = d->w_dtype[j];
-    if (!sop_dequant_takes(dtype))
+    if (d->x_dtype == SOP_F64 && (dtype != SOP_F64 || d->layouts[j] != SOP_LAYOUT_PLAIN))
+        return sop_fail(SOP_E_ARG,
+                        "linear: x is f64 and weight %d is %s with layouts=%u, must be "
+                        "f64 in plain rows",
+                        j, text_of(dtype), d->layouts[j]);
+    if (!sop_dequant_takes(dtype) && d->x_dtype != SOP_F64)
         return sop_fail(SOP_E_ARG, "linear: weight %d is %s, which is no weight format", j,
                         text_of(dtype));
     if (d->k % sop_dtype_block(dtype) != 0)
@@ -111,8 +112,10 @@ static sop_status check(const void *desc)
                             (long long)sizes[3], (long long)sizes[4], (long long)sizes[5],
                             (long long)sizes[6], (long long)sizes[7], (long long)sizes[8],
                             (long long)sizes[9], (long long)most);
-    if (!is_float(d->x_dtype) || !is_float(d->y_dtype))
-        return sop_fail(SOP_E_ARG, "linear: x is %s and y is %s, each must be f32, f16 or bf16",
+    const int32_t types[] = {d->x_dtype, d->y_dtype};
+    if (!sop_types_fit(types, SOP_N(types)))
+        return sop_fail(SOP_E_ARG,
+                        "linear: x is %s and y is %s, must be f32, f16 or bf16, or both f64",
                         text_of(d->x_dtype), text_of(d->y_dtype));
     if (d->tokens > 1 && d->y_stride < width(d))
         return sop_fail(SOP_E_SHAPE, "linear: tokens of y are %lld apart, its rows have %lld",
@@ -142,7 +145,7 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
     case SOP_LINEAR_B1:
     case SOP_LINEAR_B2: {
         const int32_t j = role - SOP_LINEAR_B0;
-        if (d->n[j] && d->bias >> j & 1) sop_view1(out, SOP_F32, d->n[j]);
+        if (d->n[j] && d->bias >> j & 1) sop_view1(out, sop_param_dtype(d->x_dtype), d->n[j]);
         break;
     }
     case SOP_LINEAR_LIVE: sop_view1(out, SOP_I32, 1); break;
@@ -176,6 +179,13 @@ static const char *takes_all(const void *desc)
     return NULL;
 }
 
+#ifdef SOP_CUDA
+static const char *takes_floats(const void *desc)
+{
+    return sop_refuse_f64(((const sop_linear_desc *)desc)->x_dtype);
+}
+#endif
+
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
@@ -201,7 +211,7 @@ static const sop_row rows[] = {
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_cutlass_refuse, .run = sop_linear_cutlass},
 #endif
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_cuda", "cuda", 0, SOP_ROW_INVARIANT,
-     .layout = SOP_LAYOUT_PLAIN, .refuse = takes_all, .run = sop_linear_cuda},
+     .layout = SOP_LAYOUT_PLAIN, .refuse = takes_floats, .run = sop_linear_cuda},
 #endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "linear_bf16x2_amx", "c", SOP_CPU_AMX,
      SOP_ROW_QUANT_X | SOP_ROW_INVARIANT, .layout = SOP_LAYOUT_PANEL16,
@@ -244,6 +254,7 @@ const sop_op sop_op_linear = {
     .fill = fill,
     .reference = sop_linear_reference,
     .cost = cost,
+    .backward = "matmul",
     .packed_bytes = sop_linear_packed_bytes,
     .pack = sop_linear_pack,
 };

@@ -89,5 +89,6 @@ const char *const sop_linear_cases[] = {
     "m=3 n=64 k=4096 w=bf16 x=bf16 y=bf16 bias=1", /* few sums, long ones */
     "m=40 n=96 n1=8 k=75 w=f16 w1=f16 x=f16 y=f32 x_stride=88 y_stride=112 w_stride=80 "
     "w1_stride=96",
+    "m=3 n=5 n1=4 k=7 x=f64 y=f64 w=f64 w1=f64 bias=3",
     NULL,
 };

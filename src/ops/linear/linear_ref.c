@@ -18,6 +18,7 @@
 #include <stdlib.h>
 
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/linear/dequant.h"
 #include "ops/linear/linear.h"
 
@@ -42,9 +43,10 @@ static void read_w(int32_t dtype, const uint8_t *blocks, int64_t k0, int64_t n, 
     sop_block o;
     if (sop_dtype_block(dtype) == 1) {
         for (int64_t i = 0; i < n; i++) {
+            const uint8_t *at = blocks + (size_t)(k0 + i) * sop_dtype_bytes(dtype);
             float f;
-            sop_dequant_row(dtype, blocks + (size_t)(k0 + i) * sop_dtype_bytes(dtype), 1, &f);
-            w[i] = (double)f;
+            if (dtype != SOP_F64) sop_dequant_row(dtype, at, 1, &f);
+            w[i] = dtype == SOP_F64 ? sop_load(at, dtype, 0) : (double)f;
             a[i] = fabs(w[i]);
         }
         return;
@@ -71,11 +73,11 @@ static void one_row(const struct job *job, int64_t i, int64_t t0, int64_t t1)
     const sop_linear_desc *d = job->call->desc;
     const void *x = job->call->args[SOP_LINEAR_X].data;
     const int32_t j = job->j, dtype = d->w_dtype[j];
-    const float *bias = d->bias >> j & 1 ? job->call->args[SOP_LINEAR_B0 + j].data : NULL;
+    const void *bias = d->bias >> j & 1 ? job->call->args[SOP_LINEAR_B0 + j].data : NULL;
     const int64_t block = sop_dtype_block(dtype) > 1 ? sop_dtype_block(dtype) : 32;
     const uint8_t *blocks = (const uint8_t *)job->call->args[SOP_LINEAR_W0 + j].data +
                             (size_t)(i * d->w_stride[j]) * sop_dtype_bytes(dtype);
-    const double b = bias ? (double)bias[i] : 0;
+    const double b = bias ? sop_load(bias, sop_param_dtype(d->x_dtype), i) : 0;
     const int32_t quant = job->judge && (job->judge->traits & SOP_ROW_QUANT_X);
     const double k = (double)d->k, gamma = (fmin(k, 8 * sqrt(k)) + 8) * SOP_U32;
     double sum[TOKENS] = {0}, size[TOKENS] = {0}, step[TOKENS] = {0}, w[256], a[256];

@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/ops.h"
 
 SOP_DESC_IS_PACKED(sop_rmsnorm_desc, reserved);
@@ -50,6 +51,7 @@ static void complete(void *desc)
 static sop_status check(const void *desc)
 {
     const sop_rmsnorm_desc *d = desc;
+    const int32_t types[] = {d->x_dtype, d->r_dtype, d->y_dtype};
     if (d->tokens < 0 || d->heads < 1 || d->dim < 1)
         return sop_fail(SOP_E_SHAPE, "rmsnorm: tokens=%lld heads=%lld dim=%lld, must be >= 0, 1, 1",
                         (long long)d->tokens, (long long)d->heads, (long long)d->dim);
@@ -60,9 +62,9 @@ static sop_status check(const void *desc)
                         "y_stride=%lld y_head=%lld: rows of r or y would overlap",
                         (long long)d->x_stride, (long long)d->x_head, (long long)d->r_stride,
                         (long long)d->r_head, (long long)d->y_stride, (long long)d->y_head);
-    if (sop_unit(d->x_dtype) == 0 || sop_unit(d->r_dtype) == 0 || sop_unit(d->y_dtype) == 0)
-        return sop_fail(SOP_E_ARG, "rmsnorm: types %d %d %d, must be f32, f16 or bf16", d->x_dtype,
-                        d->r_dtype, d->y_dtype);
+    if (!sop_types_fit(types, SOP_N(types)))
+        return sop_fail(SOP_E_ARG, "rmsnorm: types %d %d %d, must be f32, f16 or bf16, or all f64",
+                        d->x_dtype, d->r_dtype, d->y_dtype);
     if (!(d->eps > 0)) return sop_fail(SOP_E_ARG, "rmsnorm: eps=%g, must be > 0", (double)d->eps);
     return SOP_OK;
 }
@@ -79,7 +81,7 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
     case SOP_RMSNORM_R_OUT:
         sop_view3(out, d->r_dtype, d->tokens, d->heads, d->dim, d->r_stride, d->r_head);
         break;
-    case SOP_RMSNORM_W: sop_view1(out, SOP_F32, d->dim); break;
+    case SOP_RMSNORM_W: sop_view1(out, sop_param_dtype(d->x_dtype), d->dim); break;
     case SOP_RMSNORM_LIVE: sop_view1(out, SOP_I32, 1); break;
     case SOP_RMSNORM_Y:
         sop_view3(out, d->y_dtype, d->tokens, d->heads, d->dim, d->y_stride, d->y_head);
@@ -114,13 +116,26 @@ static const char *takes_f32(const void *desc)
     return d->x_dtype || d->r_dtype || d->y_dtype ? "a type is not f32" : NULL;
 }
 
+#ifdef SOP_CUDA
+static const char *takes_floats(const void *desc)
+{
+    return sop_refuse_f64(((const sop_rmsnorm_desc *)desc)->x_dtype);
+}
+
+static const char *takes_wide(const void *desc)
+{
+    const char *why = takes_floats(desc);
+    return why ? why : sop_rmsnorm_wide_refuse(desc);
+}
+#endif
+
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
     {sizeof(sop_row), SOP_DEVICE_CUDA, "rmsnorm_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
-     .refuse = sop_rmsnorm_wide_refuse, .run = sop_rmsnorm_wide_sm80},
+     .refuse = takes_wide, .run = sop_rmsnorm_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "rmsnorm_cuda", "cuda", 0, SOP_ROW_INVARIANT,
-     .refuse = takes_all, .run = sop_rmsnorm_cuda},
+     .refuse = takes_floats, .run = sop_rmsnorm_cuda},
 #endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "rmsnorm_f32_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .run = sop_rmsnorm_f32_avx2},
@@ -147,6 +162,7 @@ static const char *const cases[] = {
     "tokens=3 dim=896 x=bf16 y=bf16", /* beside a residual in float32 */
     "tokens=3 dim=8192 x=f16 y=f16",
     "tokens=3 dim=896 y=bf16",
+    "tokens=3 heads=2 dim=16 x=f64 r=f64 y=f64",
     NULL,
 };
 
@@ -168,4 +184,5 @@ const sop_op sop_op_rmsnorm = {
     .fill = fill,
     .reference = sop_rmsnorm_reference,
     .cost = cost,
+    .backward = "rmsnorm_grad",
 };

@@ -2,13 +2,14 @@
 #include <math.h>
 
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/rmsnorm/rmsnorm.h"
 
 sop_status sop_rmsnorm_reference(const sop_call *call, const sop_judge *judge)
 {
     const sop_rmsnorm_desc *d = call->desc;
     const void *x = call->args[SOP_RMSNORM_X].data, *r = call->args[SOP_RMSNORM_R].data;
-    const float *w = call->args[SOP_RMSNORM_W].data;
+    const void *w = call->args[SOP_RMSNORM_W].data;
     const int64_t tokens = sop_live(call, SOP_RMSNORM_LIVE, d->tokens);
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t h = 0; h < d->heads; h++) {
@@ -29,7 +30,8 @@ sop_status sop_rmsnorm_reference(const sop_call *call, const sop_judge *judge)
             for (int64_t i = 0; i < d->dim; i++) {
                 double s = sop_load(x, d->x_dtype, xa + i);
                 if (r) s += sop_load(r, d->r_dtype, ra + i);
-                const double y = ((double)d->offset + (double)w[i]) * s * scale;
+                const double y =
+                    ((double)d->offset + sop_load(w, sop_param_dtype(d->x_dtype), i)) * s * scale;
                 /* after x is read: y may be x, r_out may be r */
                 if (r) sop_put(call, judge, SOP_RMSNORM_R_OUT, d->r_dtype, ra + i, dense + i, s, 0);
                 sop_put(call, judge, SOP_RMSNORM_Y, d->y_dtype, ya + i, dense + i, y,

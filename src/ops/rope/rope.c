@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/ops.h"
 
 SOP_DESC_IS_PACKED(sop_rope_desc, y_dtype);
@@ -47,14 +48,15 @@ static void complete(void *desc)
 static sop_status check(const void *desc)
 {
     const sop_rope_desc *d = desc;
+    const int32_t types[] = {d->x_dtype, d->y_dtype};
     if (d->tokens < 0 || d->heads < 1 || d->k < 1)
         return sop_fail(SOP_E_SHAPE, "rope: tokens=%lld heads=%lld k=%lld, must be >= 0, 1, 1",
                         (long long)d->tokens, (long long)d->heads, (long long)d->k);
     if (d->rot < 0 || d->rot > d->k || d->rot % 2 != 0)
         return sop_fail(SOP_E_SHAPE, "rope: rot=%lld, must be even and at most k=%lld",
                         (long long)d->rot, (long long)d->k);
-    if (sop_unit(d->x_dtype) == 0 || sop_unit(d->y_dtype) == 0)
-        return sop_fail(SOP_E_ARG, "rope: x and y must be f32, f16 or bf16");
+    if (!sop_types_fit(types, SOP_N(types)))
+        return sop_fail(SOP_E_ARG, "rope: x and y must be f32, f16 or bf16, or all f64");
     return SOP_OK;
 }
 
@@ -121,13 +123,26 @@ static sop_status plan(const void *desc, const int32_t *params, const sop_facts 
     return SOP_OK;
 }
 
+#ifdef SOP_CUDA
+static const char *takes_floats(const void *desc)
+{
+    return sop_refuse_f64(((const sop_rope_desc *)desc)->x_dtype);
+}
+
+static const char *takes_wide(const void *desc)
+{
+    const char *why = takes_floats(desc);
+    return why ? why : sop_rope_wide_refuse(desc);
+}
+#endif
+
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
     {sizeof(sop_row), SOP_DEVICE_CUDA, "rope_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
-     .refuse = sop_rope_wide_refuse, .run = sop_rope_wide_sm80},
+     .refuse = takes_wide, .run = sop_rope_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "rope_cuda", "cuda", 0, SOP_ROW_INVARIANT,
-     .refuse = takes_all, .run = sop_rope_cuda},
+     .refuse = takes_floats, .run = sop_rope_cuda},
 #endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "rope_f32_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .plan = plan, .run = sop_rope_f32_avx2},
@@ -153,6 +168,7 @@ static const char *const cases[] = {
     "tokens=3 heads=2 k=40 rot=24 x=bf16 y=bf16", /* beyond: half of rot is 12 */
     "tokens=17 heads=4 k=256",                    /* gemma3 270M */
     "tokens=3 heads=2 k=80 rot=32 x=f16 y=f16",
+    "tokens=3 heads=2 k=16 x=f64 y=f64",
     NULL,
 };
 
@@ -174,4 +190,5 @@ const sop_op sop_op_rope = {
     .fill = fill,
     .reference = sop_rope_reference,
     .cost = cost,
+    .backward = "rope",
 };

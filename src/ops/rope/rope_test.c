@@ -1,7 +1,6 @@
 #include <math.h>
 
-#include "base/test.h"
-#include "ops/call_test.h"
+#include "ops/grad_test.h"
 #include "ops/ops.h"
 
 static int near(float got, double want, double within)
@@ -191,6 +190,34 @@ static void linear_divides_all_pairs(void)
     for (int i = 0; i < 8; i++) CHECK(f[i] == p[i] / 8);
 }
 
+/* Under freqs of the other sign dy becomes dx. */
+static void the_gradient_turns_the_other_way(void)
+{
+    enum { N = 2 * 2 * 6 };
+    for (int32_t interleaved = 0; interleaved < 2; interleaved++) {
+        double x[N], g[N], y[N], dx[N];
+        float freqs[2] = {1, 0.25f}, back[2] = {-1, -0.25f};
+        int32_t pos[2] = {3, 11};
+        sop_rope_desc d = {.tokens = 2, .heads = 2, .k = 6, .rot = 4, .mscale = 1.5f};
+        d.interleaved = interleaved;
+        d.x_dtype = d.y_dtype = SOP_F64;
+        sop_op_rope.complete(&d);
+        const sop_operand in[SOP_ROPE_ROLES] = {[SOP_ROPE_X] = grad_operand(x, N),
+                                                [SOP_ROPE_POS] = {pos, sizeof pos},
+                                                [SOP_ROPE_FREQS] = {freqs, sizeof freqs},
+                                                [SOP_ROPE_Y] = grad_operand(y, N)};
+        const sop_operand args[SOP_ROPE_ROLES] = {[SOP_ROPE_X] = grad_operand(g, N),
+                                                  [SOP_ROPE_POS] = {pos, sizeof pos},
+                                                  [SOP_ROPE_FREQS] = {back, sizeof back},
+                                                  [SOP_ROPE_Y] = grad_operand(dx, N)};
+        const grad_fn f = {&sop_op_rope, &d, in, {SOP_ROPE_Y, -1}, {g, NULL}};
+        grad_fill(x, N, 1);
+        grad_fill(g, N, 2);
+        CHECK(grad_run(&sop_op_rope, &d, args) == SOP_OK);
+        grad_check(&f, x, dx, N);
+    }
+}
+
 static void what_cannot_turn_is_refused_with_the_number(void)
 {
     sop_rope_desc d = {.tokens = 1, .k = 40, .rot = 33, .interleaved = 1};
@@ -215,6 +242,7 @@ int main(void)
     RUN(yarn_scales_by_the_right_magnitude_once);
     RUN(yarn_blends_between_its_two_pairs);
     RUN(linear_divides_all_pairs);
+    RUN(the_gradient_turns_the_other_way);
     RUN(what_cannot_turn_is_refused_with_the_number);
     return test_report();
 }

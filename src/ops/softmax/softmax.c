@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "core/op.h"
+#include "ops/f64.h"
 #include "ops/ops.h"
 
 SOP_DESC_IS_PACKED(sop_softmax_desc, reserved);
@@ -37,6 +38,7 @@ static void complete(void *desc)
 static sop_status check(const void *desc)
 {
     const sop_softmax_desc *d = desc;
+    const int32_t types[] = {d->x_dtype, d->y_dtype};
     if (d->tokens < 0 || d->dim < 0)
         return sop_fail(SOP_E_SHAPE, "softmax: tokens=%lld dim=%lld, must be >= 0",
                         (long long)d->tokens, (long long)d->dim);
@@ -46,9 +48,9 @@ static sop_status check(const void *desc)
                         (long long)d->x_stride, (long long)d->y_stride, (long long)d->dim);
     if (!isfinite(d->scale))
         return sop_fail(SOP_E_ARG, "softmax: scale=%g, must be finite", (double)d->scale);
-    if (sop_unit(d->x_dtype) == 0 || sop_unit(d->y_dtype) == 0)
-        return sop_fail(SOP_E_ARG, "softmax: types %d %d, must be f32, f16 or bf16", d->x_dtype,
-                        d->y_dtype);
+    if (!sop_types_fit(types, SOP_N(types)))
+        return sop_fail(SOP_E_ARG, "softmax: types %d %d, must be f32, f16 or bf16, or all f64",
+                        d->x_dtype, d->y_dtype);
     return SOP_OK;
 }
 
@@ -90,13 +92,26 @@ static const char *takes_f32(const void *desc)
     return d->x_dtype || d->y_dtype ? "a type is not f32" : NULL;
 }
 
+#ifdef SOP_CUDA
+static const char *takes_floats(const void *desc)
+{
+    return sop_refuse_f64(((const sop_softmax_desc *)desc)->x_dtype);
+}
+
+static const char *takes_wide(const void *desc)
+{
+    const char *why = takes_floats(desc);
+    return why ? why : sop_softmax_wide_refuse(desc);
+}
+#endif
+
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
     {sizeof(sop_row), SOP_DEVICE_CUDA, "softmax_wide_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
-     .refuse = sop_softmax_wide_refuse, .run = sop_softmax_wide_sm80},
+     .refuse = takes_wide, .run = sop_softmax_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "softmax_cuda", "cuda", 0, SOP_ROW_INVARIANT,
-     .refuse = takes_all, .run = sop_softmax_cuda},
+     .refuse = takes_floats, .run = sop_softmax_cuda},
 #endif
     {sizeof(sop_row), SOP_DEVICE_CPU, "softmax_f32_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .run = sop_softmax_f32_avx2},
@@ -119,6 +134,7 @@ static const char *const cases[] = {
     "tokens=1 dim=49152", /* smollm2's vocabulary */
     "tokens=2 dim=640 x=f16 y=f16",
     "tokens=2 dim=12288 x=bf16 y=bf16",
+    "tokens=3 dim=16 scale=0.5 x=f64 y=f64",
     NULL,
 };
 
@@ -140,4 +156,5 @@ const sop_op sop_op_softmax = {
     .fill = fill,
     .reference = sop_softmax_reference,
     .cost = cost,
+    .backward = "softmax_grad",
 };

@@ -1,0 +1,20 @@
+/* ops/rmsnorm_grad: the contract is in sop/grad.h. */
+#ifndef OPS_RMSNORM_GRAD_H
+#define OPS_RMSNORM_GRAD_H
+
+#include "sop/grad.h"
+
+sop_status sop_rmsnorm_grad_reference(const sop_call *call, const sop_judge *judge); /* _ref.c */
+sop_status sop_rmsnorm_grad_ref(const sop_call *call);
+
+sop_status sop_rmsnorm_grad_f32_c(const sop_call *call); /* rmsnorm_grad_c.c */
+/* Of the rows of a CPU: doubles in scratch, which rows leave for the sums of columns. */
+sop_status sop_rmsnorm_grad_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                 size_t budget, sop_split *split);
+
+/* CUDA: rmsnorm_grad_cuda.cu takes everything */
+sop_status sop_rmsnorm_grad_cuda_plan(const void *desc, const int32_t *params,
+                                      const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_rmsnorm_grad_cuda(const sop_call *call);
+
+#endif

@@ -1,0 +1,12 @@
+/* ops/softmax_grad: the contract is in sop/grad.h. */
+#ifndef OPS_SOFTMAX_GRAD_H
+#define OPS_SOFTMAX_GRAD_H
+
+#include "sop/grad.h"
+
+sop_status sop_softmax_grad_reference(const sop_call *call, const sop_judge *judge); /* _ref.c */
+sop_status sop_softmax_grad_ref(const sop_call *call);
+sop_status sop_softmax_grad_f32_c(const sop_call *call); /* softmax_grad_c.c */
+sop_status sop_softmax_grad_cuda(const sop_call *call);  /* softmax_grad_cuda.cu takes everything */
+
+#endif
