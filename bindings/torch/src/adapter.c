@@ -37,7 +37,8 @@ struct run {
     const struct tensor *lead; /* whose leading dimensions the outputs have */
     int32_t n_lead;
     int32_t device_type, device_index;
-    bool given; /* outputs are the caller's */
+    bool given;    /* outputs are the caller's */
+    bool conflict; /* two operands whose strides are one to the operator have different ones */
     char error[TEXT];
 };
 
@@ -331,7 +332,8 @@ static bool make_outputs(struct run *r)
             size[n++] = sop_torch_eval(&o->dim[d], r->name);
         dense(n, size, stride);
         const int32_t dtype = o->like >= 0 ? r->tensor[o->like].dtype : type_of_sop(o->dtype);
-        if (sop_shim.empty(n, size, stride, dtype, r->device_type, r->device_index, &t->handle))
+        if (!t->handle &&
+            sop_shim.empty(n, size, stride, dtype, r->device_type, r->device_index, &t->handle))
             return fail(r, "no memory for %s", o->name);
         if (!look(r, t, o)) return false;
         bool split = false;
@@ -345,19 +347,31 @@ static bool make_outputs(struct run *r)
     return true;
 }
 
+/* Fields of the desc that an operand has filled, a bit for each 4 bytes. */
+struct seen {
+    uint64_t bits[4];
+};
+
+static bool first_time(struct seen *s, int32_t offset)
+{
+    const uint64_t bit = (uint64_t)1 << (offset / 4 % 64);
+    uint64_t *at = &s->bits[offset / 256 % 4];
+    const bool first = !(*at & bit);
+    *at |= bit;
+    return first;
+}
+
 static bool set(struct run *r, char *desc, const struct operand *o, const struct tensor *t,
-                uint64_t *typed)
+                struct seen *seen)
 {
     if (o->flag_offset >= 0) *(int32_t *)(desc + o->flag_offset) |= o->flag;
     const int32_t is = sop_type(t->dtype);
     int32_t *dtype = o->dtype_offset >= 0 ? (int32_t *)(desc + o->dtype_offset) : NULL;
     if (dtype && !o->packed) {
-        const uint64_t bit = (uint64_t)1 << o->dtype_offset / 4 % 64;
-        if ((*typed & bit) && *dtype != is)
+        if (!first_time(seen, o->dtype_offset) && *dtype != is)
             return fail(r, "%s is %s, the operands before it ask for %s", o->name, type_text(is),
                         type_text(*dtype));
         *dtype = is;
-        *typed |= bit;
     }
     const int64_t block = o->packed && dtype ? (int64_t)sop_dtype_bytes(*dtype) : 1;
     if (o->packed) {
@@ -373,7 +387,12 @@ static bool set(struct run *r, char *desc, const struct operand *o, const struct
         if (t->step[d] % block != 0)
             return fail(r, "%s has a stride of %lld bytes, no multiple of its blocks of %lld",
                         o->name, (long long)t->step[d], (long long)block);
-        *(int64_t *)(desc + o->stride[d]) = t->step[d] / block;
+        int64_t *step = (int64_t *)(desc + o->stride[d]);
+        if (!first_time(seen, o->stride[d]) && *step != t->step[d] / block) {
+            r->conflict = true;
+            return fail(r, "%s has other strides than the operand it belongs to", o->name);
+        }
+        *step = t->step[d] / block;
     }
     return true;
 }
@@ -381,7 +400,7 @@ static bool set(struct run *r, char *desc, const struct operand *o, const struct
 static bool describe(struct run *r, char *desc)
 {
     const struct sop_torch_op *op = r->op;
-    uint64_t typed = 0;
+    struct seen seen = {{0}};
     memset(desc, 0, op->op->desc_bytes);
     for (int32_t i = 0; i < op->n_names; i++)
         if (op->symbol[i].offset >= 0) *(int64_t *)(desc + op->symbol[i].offset) = r->name[i];
@@ -397,7 +416,7 @@ static bool describe(struct run *r, char *desc)
     }
     for (int32_t i = 0; i < op->n_args + op->n_outs; i++) {
         const struct operand *o = operand_of(r, i);
-        if (o && r->tensor[i].handle && !set(r, desc, o, &r->tensor[i], &typed)) return false;
+        if (o && r->tensor[i].handle && !set(r, desc, o, &r->tensor[i], &seen)) return false;
     }
     return true;
 }
@@ -410,6 +429,16 @@ static size_t extent_bytes(const struct operand *o, const struct tensor *t)
         last += (t->extent[d] - 1) * t->step[d];
     }
     return (size_t)(last + 1) * sop_dtype_bytes(sop_type(t->dtype));
+}
+
+/* Where on a CPU: below this a second thread costs more than it brings. 128 KB are 4 us of one core. */
+static int32_t cpu_of(const struct run *r)
+{
+    const int32_t n = r->op->n_args + r->op->n_outs;
+    size_t bytes = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (r->tensor[i].handle) bytes += extent_bytes(operand_of(r, i), &r->tensor[i]);
+    return bytes < 128 << 10 ? SOP_TORCH_SERIAL : SOP_TORCH_CPU;
 }
 
 static bool launch(struct run *r, const struct place *p, const struct kept *k)
@@ -453,6 +482,14 @@ static bool densify(struct run *r)
     return any;
 }
 
+/* From the tensors to the desc. */
+static bool arguments(struct run *r, int32_t n, char *desc)
+{
+    if (!prepare(r, n) || !bind(r, n)) return false;
+    if (r->device_type < 0) return fail(r, "no operand is a tensor");
+    return (r->given || make_outputs(r)) && describe(r, desc);
+}
+
 static bool work(struct run *r)
 {
     const struct sop_torch_op *op = r->op;
@@ -461,21 +498,17 @@ static bool work(struct run *r)
     struct place place = {0};
     struct kept *kept = NULL;
     void *stream = NULL;
-    if (!prepare(r, n) || !bind(r, n)) return false;
-    if (r->device_type < 0) return fail(r, "no operand is a tensor");
-    if (!r->given && !make_outputs(r)) return false;
-    if (!describe(r, desc)) return false;
+    if (!arguments(r, n, desc) && (!r->conflict || !densify(r) || !arguments(r, n, desc)))
+        return false;
     const bool on_cuda = r->device_type != sop_shim.cpu();
     if (on_cuda && sop_shim.stream(r->device_index, &stream))
         return fail(r, "there is no current stream");
-    sop_status s = sop_torch_place(on_cuda ? r->device_index : -1, stream, &place);
+    sop_status s = sop_torch_place(on_cuda ? r->device_index : cpu_of(r), stream, &place);
     if (s != SOP_OK) return hand_on(r, s);
     s = sop_torch_get(&place, op->op, desc, &kept);
     if (s == SOP_E_SHAPE || s == SOP_E_ARG) {
         (void)hand_on(r, s);
-        if (!densify(r)) return false;
-        /* Steps may have changed, extents may not. */
-        if (!prepare(r, n) || !describe(r, desc)) return false;
+        if (!densify(r) || !arguments(r, n, desc)) return false;
         s = sop_torch_get(&place, op->op, desc, &kept);
     }
     if (s != SOP_OK) return hand_on(r, s);

@@ -34,7 +34,7 @@ enum {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct engine cpu, cuda[CUDA_DEVICES];
+static struct engine cpu, serial, cuda[CUDA_DEVICES];
 static struct kept *table[2 * KEPT];
 static int32_t n_kept;
 
@@ -65,7 +65,7 @@ static sop_status start(struct engine *e, int32_t index)
     if (index >= 0) {
         status = sop_device_cuda(index, &e->device);
     } else {
-        (void)sop_shim.threads(&threads);
+        if (index == SOP_TORCH_CPU) (void)sop_shim.threads(&threads);
         status = sop_device_cpu_on((int32_t)threads, on_torch, NULL, &e->device);
         if (status == SOP_OK) status = e->device->ops->queue_create(e->device, &e->queue);
     }
@@ -79,7 +79,9 @@ static sop_status start(struct engine *e, int32_t index)
 
 sop_status sop_torch_place(int32_t index, void *stream, struct place *out)
 {
-    struct engine *e = index < 0 ? &cpu : &cuda[index % CUDA_DEVICES];
+    struct engine *e = index == SOP_TORCH_CPU      ? &cpu
+                       : index == SOP_TORCH_SERIAL ? &serial
+                                                   : &cuda[index % CUDA_DEVICES];
     sop_status status = SOP_OK;
     if (!__atomic_load_n(&e->planner, __ATOMIC_ACQUIRE)) {
         struct engine made = {0};

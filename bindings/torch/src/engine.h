@@ -14,7 +14,8 @@ struct place {
     int32_t recording;
 };
 
-/* index -1: the CPU; else a CUDA device and its stream. */
+/* index: a CUDA device, with its stream, or the CPU: on PyTorch's threads, or on the caller's alone. */
+enum { SOP_TORCH_CPU = -1, SOP_TORCH_SERIAL = -2 };
 sop_status sop_torch_place(int32_t index, void *stream, struct place *out);
 
 /* The plan of op for desc [op->desc_bytes], as it was before sop completed it; return it with put. */

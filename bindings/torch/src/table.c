@@ -142,7 +142,7 @@ static void dims(struct reader *r, struct operand *o)
 /* Where a view's numbers come from: op's view of this role in a desc whose fields all differ. */
 static void look(struct reader *r, struct operand *o)
 {
-    static const int32_t types[] = {SOP_F32, SOP_F16, SOP_BF16, SOP_F64, SOP_I8, SOP_U8, SOP_I32};
+    static const int32_t types[] = {SOP_F16, SOP_BF16, SOP_F64, SOP_I8, SOP_I64, SOP_F8};
     const sop_op *op = r->op->op;
     _Alignas(8) char desc[1024];
     sop_tensor v = {0};
@@ -163,7 +163,7 @@ static void look(struct reader *r, struct operand *o)
             else if (f->kind == SOP_FIELD_I32)
                 *(int32_t *)at = 7;
             else if (f->kind == SOP_FIELD_DTYPE)
-                *(int32_t *)at = codes ? SOP_I8 : types[n_types++ % 7];
+                *(int32_t *)at = codes ? SOP_I8 : types[n_types++ % 6];
         }
         op->view(desc, o->role, &v);
         if (v.dtype >= 0) break;
