@@ -1,8 +1,10 @@
 """What the tests of this folder share: a check against float64, and a runner that counts.
 
-    python -m harness test_ops [WORD]      from this folder; the last line is the count"""
+    python -m harness test_ops [WORD,WORD]      from this folder; the last line is the count
+    DEVICES=cuda                                only there"""
 
 import importlib
+import os
 import sys
 import time
 import traceback
@@ -10,6 +12,7 @@ import traceback
 import torch
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+DEVICES = os.environ["DEVICES"].split() if "DEVICES" in os.environ else DEVICES
 UNIT = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
 
@@ -40,7 +43,7 @@ def run(name, word=""):
     module = importlib.import_module(name)
     passed = failed = skipped = 0
     for key, test in list(vars(module).items()):
-        if not key.startswith("test_") or word not in key:
+        if not key.startswith("test_") or not any(w in key for w in word.split(",")):
             continue
         start = time.time()
         try:
