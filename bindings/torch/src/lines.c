@@ -40,10 +40,10 @@ const char *const sop_torch_lines[] = {
         "max_kv:=table_stride*page  ->  o[tokens,heads,v]:q lse[tokens,heads]",
     "merge merge  x[tokens,parts,heads,v] lse[tokens,parts,heads] live?[1]  ->  y[tokens,heads,v]:x",
     "merge_lse merge  x[tokens,parts,heads,v] lse[tokens,parts,heads] live?[1]  ->  y[tokens,heads,v]:x lse_out[tokens,heads]",
-    "linear linear  x[*m,k] w[n,k] bias?{bias=1}[n] numerics=0 live?[1]  ->  y[*m,n]:x",
-    "linear_packed linear  x[*m,k] w%[n,k] format>w bias?{bias=1}[n] numerics=0 live?[1]  ->  y[*m,n]:x",
-    "linear2 linear  x[*m,k] w[n,k] w1[n1,k] bias?{bias=1}[n] bias1?{bias=2}[n1] numerics=0 live?[1]  ->  y[*m,n+n1]:x",
-    "linear3 linear  x[*m,k] w[n,k] w1[n1,k] w2[n2,k] bias?{bias=1}[n] bias1?{bias=2}[n1] bias2?{bias=4}[n2] numerics=0 live?[1]"
+    "linear linear  x[*m,k] w[n,k] bias?{bias=1}[n] numerics=1 live?[1]  ->  y[*m,n]:x",
+    "linear_packed linear  x[*m,k] w%[n,k] format>w bias?{bias=1}[n] numerics=1 live?[1]  ->  y[*m,n]:x",
+    "linear2 linear  x[*m,k] w[n,k] w1[n1,k] bias?{bias=1}[n] bias1?{bias=2}[n1] numerics=1 live?[1]  ->  y[*m,n+n1]:x",
+    "linear3 linear  x[*m,k] w[n,k] w1[n1,k] w2[n2,k] bias?{bias=1}[n] bias1?{bias=2}[n1] bias2?{bias=4}[n2] numerics=1 live?[1]"
         "  ->  y[*m,n+n1+n2]:x",
     "rms_norm rmsnorm  x[**,dim] w[dim] eps=1e-6 offset=0.0 live?[1]  ->  y[**,dim]:x",
     "add_rms_norm rmsnorm  x[**,dim] r[**,dim] w[dim] eps=1e-6 offset=0.0 live?[1]  ->  y[**,dim]:x r_out[**,dim]:r",
