@@ -284,8 +284,8 @@ def superop_attention(
 
 
 def superop_attention_paged(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
-    """The same for continuous batching: the cache takes the new keys and gives all of them, packed; the
-    mask says whose they are."""
+    """The same for continuous batching: the cache takes the new keys and gives all of them, one sequence
+    after another. Transformers makes masks for its own functions alone, and borders for all."""
     cache = kwargs.pop("cache", None)
     if cache is None:
         raise ValueError('superop: "paged|superop" is for continuous batching; use "superop" elsewhere')
@@ -297,16 +297,26 @@ def superop_attention_paged(module, query, key, value, attention_mask, dropout=0
         write_index=kwargs["write_index"],
     )
     key, value = (x.transpose(0, 1).unsqueeze(0) for x in (key, value))
-    kwargs = {k: v for k, v in kwargs.items() if k in ("softcap", "s_aux", "output_attentions")}
-    return superop_attention(module, query, key, value, attention_mask, dropout, scaling, is_causal=False, **kwargs)
+    sinks, cap = kwargs.get("s_aux"), kwargs.get("softcap")
+    window = kwargs.get("sliding_window") or 0
+    cu_q, cu_k, longest = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"], kwargs["max_seqlen_k"]
+    if isinstance(cu_k, dict):
+        kind = "sliding_attention" if window else "full_attention"
+        cu_k, longest = cu_k[kind], longest[kind]
+    scaling = scaling if scaling is not None else query.shape[-1] ** -0.5
+    sinks = None if sinks is None else sinks.float()
+    return packed(query, key, value, cu_q, cu_k, longest, scaling, True, window, cap or 0.0, sinks), None
+
+
+def _no_mask(*args, **kwargs):
+    return None
 
 
 def register():
     """Put both functions under their names; harmless when done again."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register("superop", superop_attention)
     AttentionMaskInterface.register("superop", superop_mask)
     AttentionInterface.register("paged|superop", superop_attention_paged)
-    AttentionMaskInterface.register("paged|superop", sdpa_mask)
+    AttentionMaskInterface.register("paged|superop", _no_mask)
