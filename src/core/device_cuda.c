@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "core/host.h"
+#include "sop/cuda.h"
 
 #ifndef SOP_CUDA
 
@@ -29,13 +30,30 @@ void sop_cuda_host_release(sop_device *d, void *p)
     (void)p;
 }
 
+sop_status sop_queue_on(sop_device *device, void *stream, sop_queue **out, int32_t *recording)
+{
+    (void)device, (void)stream, (void)recording;
+    *out = NULL;
+    return sop_fail(SOP_E_UNSUPPORTED, "a queue on a stream: superop was built without CUDA");
+}
+
 #else
 
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* A queue on a stream that the device does not own. */
+struct lent {
+    void *stream;
+    unsigned long long recording; /* the number of the recording it is of; 0: of none */
+    struct cuda_queue *queue;
+};
+/* Recordings that have counters of their own at one time; the next takes those of the oldest. */
+enum { RECORDINGS = 16 };
 
 struct cuda_device {
     sop_device base;
@@ -43,7 +61,12 @@ struct cuda_device {
     int index;
     sop_facts facts;
     char name[128];
-    char lost[256]; /* why nothing works any more, or "" */
+    char lost[256];       /* why nothing works any more, or "" */
+    pthread_mutex_t lock; /* of what follows */
+    struct lent *lent;    /* [n_lent] */
+    int32_t n_lent;
+    struct lent recorded[RECORDINGS];
+    int64_t n_recorded; /* all that there ever were; number i is at i % RECORDINGS */
 };
 
 /* Rows since the last wait: as many as a sentence can name. */
@@ -52,6 +75,7 @@ enum { NAMED = 4 };
 struct cuda_queue {
     sop_cuda_queue cuda;
     bool recording;
+    bool lent;              /* its stream is the caller's */
     int64_t n_rows;         /* submitted since the last wait */
     const char *row[NAMED]; /* the last of them, row i at i % NAMED */
 };
@@ -131,9 +155,17 @@ static sop_status outcome(struct cuda_queue *q, cudaError_t e)
     return status;
 }
 
+static void cuda_queue_destroy(sop_queue *queue);
+
 static void cuda_destroy(sop_device *d)
 {
-    free(d);
+    struct cuda_device *c = (struct cuda_device *)d;
+    for (int32_t i = 0; i < c->n_lent; i++) cuda_queue_destroy(&c->lent[i].queue->cuda.base);
+    for (int32_t i = 0; i < RECORDINGS; i++)
+        if (c->recorded[i].queue) cuda_queue_destroy(&c->recorded[i].queue->cuda.base);
+    (void)pthread_mutex_destroy(&c->lock);
+    free(c->lent);
+    free(c);
 }
 
 static void cuda_facts(const sop_device *d, sop_facts *out)
@@ -226,10 +258,107 @@ static void cuda_queue_destroy(sop_queue *queue)
     struct cuda_queue *q = (struct cuda_queue *)queue;
     if (!q) return;
     if (enter(device_of(queue)) == SOP_OK) {
-        (void)cudaStreamDestroy(q->cuda.stream);
+        if (!q->lent) (void)cudaStreamDestroy(q->cuda.stream);
         (void)cudaFree(q->cuda.counters);
     }
     free(q);
+}
+
+/* Counters, zero, made while any stream may be recording: under the relaxed mode of this thread, and on
+ * a stream of their own. */
+static cudaError_t lent_counters(void **out)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    const size_t bytes = SOP_CUDA_COUNTERS * sizeof(int);
+    cudaStream_t side = NULL;
+    cudaError_t e = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (e != cudaSuccess) return e;
+    e = cudaMalloc(out, bytes);
+    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking);
+    if (e == cudaSuccess) e = cudaMemsetAsync(*out, 0, bytes, side);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(side);
+    if (side) (void)cudaStreamDestroy(side);
+    if (e != cudaSuccess && *out) (void)cudaFree(*out);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    return e;
+}
+
+static sop_status lend(struct cuda_device *c, void *stream, struct cuda_queue **out)
+{
+    void *counters = NULL;
+    const cudaError_t e = lent_counters(&counters);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        return sop_cuda_fail((int)e);
+    }
+    struct cuda_queue *q = calloc(1, sizeof *q);
+    if (!q) {
+        (void)cudaFree(counters);
+        return sop_fail(SOP_E_NOMEM, "cuda: a queue");
+    }
+    q->cuda.base.device = &c->base;
+    q->cuda.stream = stream;
+    q->cuda.counters = counters;
+    q->cuda.early = (c->facts.features & SOP_CUDA_SM90) != 0;
+    q->lent = true;
+    *out = q;
+    return SOP_OK;
+}
+
+/* Under the lock. */
+static sop_status queue_on(struct cuda_device *c, void *stream, unsigned long long recording,
+                           struct cuda_queue **out)
+{
+    if (recording) {
+        for (int32_t i = 0; i < RECORDINGS; i++)
+            if (c->recorded[i].recording == recording && c->recorded[i].stream == stream) {
+                *out = c->recorded[i].queue;
+                return SOP_OK;
+            }
+        struct lent *at = &c->recorded[c->n_recorded % RECORDINGS];
+        if (!at->queue) SOP_TRY(lend(c, stream, &at->queue));
+        at->recording = recording;
+        at->stream = at->queue->cuda.stream = stream;
+        c->n_recorded++;
+        *out = at->queue;
+        return SOP_OK;
+    }
+    for (int32_t i = 0; i < c->n_lent; i++)
+        if (c->lent[i].stream == stream) {
+            *out = c->lent[i].queue;
+            return SOP_OK;
+        }
+    struct lent *grown = realloc(c->lent, (size_t)(c->n_lent + 1) * sizeof *grown);
+    if (!grown) return sop_fail(SOP_E_NOMEM, "cuda: a list of %d queues", c->n_lent + 1);
+    c->lent = grown;
+    SOP_TRY(lend(c, stream, out));
+    c->lent[c->n_lent++] = (struct lent){.stream = stream, .queue = *out};
+    return SOP_OK;
+}
+
+sop_status sop_queue_on(sop_device *device, void *stream, sop_queue **out, int32_t *recording)
+{
+    struct cuda_device *c = (struct cuda_device *)device;
+    enum cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    struct cuda_queue *q = NULL;
+    *out = NULL;
+    if (device->ops->kind != SOP_DEVICE_CUDA)
+        return sop_fail(SOP_E_UNSUPPORTED, "%s has no streams", device->ops->name);
+    SOP_TRY(enter(c));
+    /* The default stream cannot record, and may not be asked while another one does. */
+    if (stream) {
+        const cudaError_t e = cudaStreamGetCaptureInfo(stream, &state, &id, NULL, NULL, NULL, NULL);
+        if (e != cudaSuccess) return sop_cuda_fail((int)e);
+    }
+    if (state != cudaStreamCaptureStatusActive) id = 0;
+    (void)pthread_mutex_lock(&c->lock);
+    const sop_status status = queue_on(c, stream, id, &q);
+    (void)pthread_mutex_unlock(&c->lock);
+    if (status != SOP_OK) return status;
+    if (recording) *recording = id != 0;
+    *out = &q->cuda.base;
+    return SOP_OK;
 }
 
 static sop_status cuda_submit(sop_queue *queue, const sop_row *row, const sop_call *call)
@@ -392,9 +521,10 @@ sop_status sop_device_cuda(int32_t index, sop_device **out)
                            .workers = p.multiProcessorCount,
                            .l1_bytes = (int64_t)p.sharedMemPerMultiprocessor,
                            .l2_bytes = p.l2CacheSize};
+    (void)pthread_mutex_init(&c->lock, NULL);
     const sop_status status = enter(c);
     if (status != SOP_OK) {
-        free(c);
+        cuda_destroy(&c->base);
         return status;
     }
     *out = &c->base;

@@ -1,0 +1,340 @@
+"""attn_implementation="superop": the attention core of a Transformers model, and its masks.
+
+A mask function is registered under the same name: without one Transformers would build no mask at all,
+and causality would be lost. What it returns is one of
+
+    None           every key there is, the last one belonging to the last query, causal when the layer is
+    int32 [b]      the same, but only so many keys of each row are there: a static cache has a tail
+    [b, h, q, kv]  what each query sees (bool), or what is added to its scores (a float)
+
+so a plain batch, a chunk of a prefill, a sliding window and a static cache need no mask in memory."""
+
+import collections
+import warnings
+
+import torch
+
+from . import _ops, functional
+
+ops = torch.ops.superop
+_counts = collections.Counter()
+
+
+def fallbacks():
+    """How many calls did not run on superop, by reason."""
+    return dict(_counts)
+
+
+def _fallback(why):
+    if not _counts[why]:
+        warnings.warn(f"superop: {why}; such calls run on PyTorch's own attention", stacklevel=4)
+    _counts[why] += 1
+
+
+class _Small:
+    """The little index tensors of a call, which all layers of a step share. Nothing that a graph may
+    hold on to comes from here: while one is recorded or traced, each call makes its own."""
+
+    def __init__(self):
+        self.kept = collections.OrderedDict()
+
+    def __call__(self, make, device, *key):
+        if torch.compiler.is_compiling() or (
+            device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        ):
+            return make(device, *key)
+        key = (make, device, *key)
+        value = self.kept.get(key)
+        if value is None:
+            value = self.kept[key] = make(device, *key[2:])
+            if len(self.kept) > 64:
+                self.kept.popitem(last=False)
+        return value
+
+
+_small = _Small()
+
+
+def _table(device, rows):
+    return torch.arange(rows, dtype=torch.int32, device=device).unsqueeze(1)
+
+
+def _starts(device, rows, each):
+    return torch.arange(rows + 1, dtype=torch.int32, device=device) * each
+
+
+def _full(device, rows, value):
+    return torch.full((rows,), value, dtype=torch.int32, device=device)
+
+
+def dense(mask, q, kv_length, causal, window):
+    """The boolean [b, 1, q, kv] that a mask of superop's stands for; a dense one as it is."""
+    if mask is not None and mask.dim() == 4:
+        return mask[..., :kv_length]
+    rows, n, device = q.shape[0], q.shape[2], q.device
+    lens = mask if mask is not None else _full(device, rows, kv_length)
+    j = torch.arange(kv_length, device=device)
+    last = lens.view(-1, 1, 1) + torch.arange(n, device=device).view(1, -1, 1) - n
+    seen = (j < lens.view(-1, 1, 1)).expand(rows, n, kv_length)
+    if causal:
+        seen = seen & (j <= last)
+    if window:
+        seen = seen & (j > last - window)
+    return seen.unsqueeze(1)
+
+
+def _is_window(mask_function):
+    """Whether a mask function of Transformers is its causal sliding window and nothing else."""
+    cells = [c.cell_contents for c in getattr(mask_function, "__closure__", None) or ()]
+    parts = [p for c in cells for p in (c if isinstance(c, (tuple, list)) else (c,))]
+    names = sorted(getattr(p, "__qualname__", "?").split(".")[0] for p in parts)
+    return names == ["causal_mask_function", "sliding_window_overlay"]
+
+
+def superop_mask(
+    batch_size,
+    q_length=None,
+    kv_length=None,
+    q_offset=0,
+    kv_offset=0,
+    mask_function=None,
+    attention_mask=None,
+    local_size=None,
+    allow_is_causal_skip=True,
+    device=None,
+    **kwargs,
+):
+    """The mask function of attn_implementation="superop"; see the top of this file."""
+    from transformers.masking_utils import causal_mask_function, is_tracing, sdpa_mask
+
+    if q_length is None:  # before 5.0 positions came in their place
+        position = kwargs.pop("cache_position")
+        q_length, q_offset = position.shape[0], position[0]
+    plain = mask_function is causal_mask_function and local_size is None
+    plain = plain or (local_size is not None and _is_window(mask_function))
+    if allow_is_causal_skip or (q_length == 1 and plain):
+        if plain and (attention_mask is None or (not is_tracing(attention_mask) and bool(attention_mask.all()))):
+            present = q_offset + q_length - kv_offset
+            if isinstance(present, torch.Tensor):
+                return present.to(torch.int32).reshape(1).expand(batch_size).contiguous()
+            return None if present == kv_length else _small(_full, torch.device(device or "cpu"), batch_size, present)
+    return sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        allow_is_causal_skip=False,
+        device=device or (attention_mask.device if attention_mask is not None else "cpu"),
+        **{k: v for k, v in kwargs.items() if k in ("allow_is_bidirectional_skip", "use_vmap", "dtype", "config")},
+    )
+
+
+# What a layer may say that does not change what attention is.
+_PLAIN = {
+    "position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "is_causal", "cache_position",
+    "num_items_in_batch", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "position_embeddings", "cache",
+    "read_index", "write_index", "block_table", "logits_to_keep", "labels", "dropout", "attention_mask",
+    "is_first_iteration", "s_aux", "softcap",
+}  # fmt: skip
+
+
+def needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _refusal(module, q, k, v, mask, dropout, kwargs):
+    """Why a call cannot run on superop, or None."""
+    if dropout and module.training:
+        return "dropout of attention weights"
+    if kwargs.get("output_attentions"):
+        return "output_attentions asks for the weights"
+    if needs_grad(q, k, v):
+        if "attention_grad" not in _ops.table:
+            return "attention has no gradient in this build"
+        if mask is not None or kwargs.get("cu_seq_lens_q") is not None or kwargs.get("s_aux") is not None:
+            return "gradients of attention with a mask, borders or sinks"
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16) or not q.dtype == k.dtype == v.dtype:
+        return f"attention of {q.dtype}"
+    if q.device.type not in ("cpu", "cuda"):
+        return f"attention on {q.device.type}"
+    if mask is not None and mask.dtype not in (torch.bool, torch.int32, torch.float32, torch.float16, torch.bfloat16):
+        return f"a mask of {mask.dtype}"
+    for key, value in kwargs.items():
+        if value is not None and key not in _PLAIN:
+            return f"the argument {key}"
+    return None
+
+
+def index_of(b, n, m, device):
+    """The table, starts and lengths of b rows of n queries over m keys."""
+    return _small(_table, device, b), _small(_starts, device, b, n), _small(_full, device, b, m)
+
+
+def core(q, k, v, mask, scale, causal, window=0, cap=0.0, sinks=None, index=None):
+    """Attention of q [b, h, n, d] over k, v [b, g, m, d], as they lie; o [b, n, h, d]. index: what
+    index_of() makes, where a caller has it already."""
+    b, h, n, d = q.shape
+    m = k.shape[2]
+    rows = q.transpose(1, 2).reshape(b * n, h, d)
+    table, starts, lens = index or index_of(b, n, m, q.device)
+    if mask is not None and mask.dim() == 1:
+        lens, mask = mask, None
+    elif mask is not None:
+        m = min(m, mask.shape[-1])
+        mask = mask[..., :m].expand(b, -1, n, m).transpose(1, 2).reshape(b * n, mask.shape[1], m)
+        causal, window = False, 0  # the mask says it all
+    o = ops.attention(
+        rows,
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        table,
+        starts,
+        lens,
+        0,
+        int(causal),
+        int(window or 0),
+        float(scale),
+        float(cap or 0.0),
+        mask,
+        None,
+        sinks,
+        None,
+        None,
+        int(q.dtype is torch.float32),
+    )
+    return o.view(b, n, h, o.shape[-1])
+
+
+def packed(q, k, v, cu_q, cu_k, longest, scale, causal, window=0, cap=0.0, sinks=None):
+    """Sequences one after another in a row: q [1, h, t, d], k and v [1, g, s, d], borders cu [n + 1]."""
+    h, t, d = q.shape[1:]
+    s = k.shape[2]
+    # Every key is a page of its own, so that a sequence may begin anywhere.
+    kp, vp = (x[0].transpose(0, 1).unsqueeze(1) for x in (k, v))
+    first = cu_k[:-1].to(torch.int32)
+    table = (first.unsqueeze(1) + torch.arange(longest, dtype=torch.int32, device=q.device)).clamp_(max=s - 1)
+    o = ops.attention(
+        q[0].transpose(0, 1),
+        kp,
+        vp,
+        table,
+        cu_q.to(torch.int32),
+        (cu_k[1:] - cu_k[:-1]).to(torch.int32),
+        0,
+        int(causal),
+        int(window or 0),
+        float(scale),
+        float(cap or 0.0),
+        None,
+        None,
+        sinks,
+        None,
+        None,
+        int(q.dtype is torch.float32),
+    )
+    return o.unsqueeze(0)
+
+
+def _eager(module, q, k, v, mask, scaling, causal, window, dropout, cap, sinks, weights):
+    """The formula, on PyTorch's own operators: with gradients, dropout and weights."""
+    from torch.nn import functional as F
+
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
+    if not (mask is None or mask.dim() == 4) or mask is None:
+        mask = dense(mask, q, k.shape[2], causal, window)
+    if not weights and not cap and sinks is None:
+        if mask.dtype is not torch.bool:
+            mask = mask.to(q.dtype)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
+        return o.transpose(1, 2).contiguous(), None
+    z = q @ k.transpose(2, 3) * scaling
+    if cap:
+        z = cap * torch.tanh(z / cap)
+    z = z.masked_fill(~mask, torch.finfo(z.dtype).min) if mask.dtype is torch.bool else z + mask
+    if sinks is not None:
+        z = torch.cat([z, sinks.view(1, -1, 1, 1).expand(*z.shape[:3], 1).to(z.dtype)], -1)
+    p = F.softmax(z, -1, dtype=torch.float32).to(q.dtype)
+    p = p[..., : k.shape[2]]
+    return (F.dropout(p, dropout, module.training) @ v).transpose(1, 2).contiguous(), p
+
+
+def superop_attention(
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    dropout=0.0,
+    scaling=None,
+    sliding_window=None,
+    softcap=None,
+    is_causal=None,
+    s_aux=None,
+    **kwargs,
+):
+    """The attention function of attn_implementation="superop"."""
+    scaling = scaling if scaling is not None else query.shape[-1] ** -0.5
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    cu_q, cu_k = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
+    cap, window = softcap or 0.0, sliding_window or 0
+    why = _refusal(module, query, key, value, attention_mask, dropout, {**kwargs, "s_aux": s_aux})
+    if cu_q is not None and query.shape[0] == 1 and key.shape[2] == int(cu_k[-1]):
+        if why is None:
+            longest = int(kwargs.get("max_length_k") or (cu_k[1:] - cu_k[:-1]).max())
+            sinks = None if s_aux is None else s_aux.float()
+            return packed(query, key, value, cu_q, cu_k, longest, scaling, causal, window, cap, sinks), None
+        row = torch.repeat_interleave(torch.arange(len(cu_k) - 1, device=query.device), cu_k[1:] - cu_k[:-1])
+        same = (row[:, None] == row[None])[None, None]
+        attention_mask = dense(None, query, key.shape[2], causal, window) & same
+    if why is not None:
+        _fallback(why)
+        return _eager(
+            module, query, key, value, attention_mask, scaling, causal, window, dropout, cap, s_aux, bool(kwargs.get("output_attentions"))
+        )
+    if needs_grad(query, key, value):
+        return functional.attention(query, key, value, scaling, causal, window, cap).transpose(1, 2), None
+    return core(query, key, value, attention_mask, scaling, causal, window, cap, None if s_aux is None else s_aux.float()), None
+
+
+def superop_attention_paged(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
+    """The same for continuous batching: the cache takes the new keys and gives all of them, one sequence
+    after another. Transformers makes masks for its own functions alone, and borders for all."""
+    cache = kwargs.pop("cache", None)
+    if cache is None:
+        raise ValueError('superop: "paged|superop" is for continuous batching; use "superop" elsewhere')
+    key, value = cache.update(
+        key_states=key,
+        value_states=value,
+        layer_idx=module.layer_idx,
+        read_index=kwargs["read_index"],
+        write_index=kwargs["write_index"],
+    )
+    key, value = (x.transpose(0, 1).unsqueeze(0) for x in (key, value))
+    sinks, cap = kwargs.get("s_aux"), kwargs.get("softcap")
+    window = kwargs.get("sliding_window") or 0
+    cu_q, cu_k, longest = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"], kwargs["max_seqlen_k"]
+    if isinstance(cu_k, dict):
+        kind = "sliding_attention" if window else "full_attention"
+        cu_k, longest = cu_k[kind], longest[kind]
+    scaling = scaling if scaling is not None else query.shape[-1] ** -0.5
+    sinks = None if sinks is None else sinks.float()
+    return packed(query, key, value, cu_q, cu_k, longest, scaling, True, window, cap or 0.0, sinks), None
+
+
+def _no_mask(*args, **kwargs):
+    return None
+
+
+def register():
+    """Put both functions under their names; harmless when done again."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register("superop", superop_attention)
+    AttentionMaskInterface.register("superop", superop_mask)
+    AttentionInterface.register("paged|superop", superop_attention_paged)
+    AttentionMaskInterface.register("paged|superop", _no_mask)
