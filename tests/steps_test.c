@@ -172,16 +172,16 @@ static void the_process_holds_what_was_predicted(void)
 /* 3 sequences where 4 pages are, of 64 tokens, grow to 2 pages each, in turns and in pairs. */
 static void run_in_turns(sop_super *s, int32_t *tokens)
 {
-    enum { SEQS = 3, ROUNDS = 40 };
-    int32_t seq[SEQS], ids[SEQS][3], n = 0;
-    for (int32_t i = 0; i < SEQS; i++) CHECK(sop_super_open(s, &seq[i]) == SOP_OK);
+    enum { TURNS = 3, ROUNDS = 40 };
+    int32_t seq[TURNS], ids[TURNS][3], n = 0;
+    for (int32_t i = 0; i < TURNS; i++) CHECK(sop_super_open(s, &seq[i]) == SOP_OK);
     for (int32_t r = 0; r < ROUNDS; r++)
-        for (int32_t i = 0; i < SEQS; i++) {
+        for (int32_t i = 0; i < TURNS; i++) {
             sop_step_item items[2];
             int32_t next[2];
             const int32_t pair = r % 4 == 3 ? 2 : 1; /* two of them in one step */
             for (int32_t k = 0; k < pair; k++) {
-                const int32_t of = (i + k) % SEQS;
+                const int32_t of = (i + k) % TURNS;
                 for (int32_t j = 0; j < 3; j++) ids[of][j] = id_of(of * 1000 + r * 7 + j);
                 items[k] = (sop_step_item){.seq = seq[of],
                                            .n_ids = pair == 2 ? 1 : 2 + r % 2,
@@ -191,7 +191,7 @@ static void run_in_turns(sop_super *s, int32_t *tokens)
             CHECK(sop_super_step(s, items, pair, next, NULL) == SOP_OK);
             for (int32_t k = 0; k < pair; k++) tokens[n++] = next[k];
         }
-    for (int32_t i = 0; i < SEQS; i++) sop_super_close(s, seq[i]);
+    for (int32_t i = 0; i < TURNS; i++) sop_super_close(s, seq[i]);
 }
 
 static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
