@@ -41,14 +41,14 @@ static sop_status time_tokens(loaded *m, const int32_t *ids, int64_t n, int64_t 
     int32_t next[MOST_BATCH];
     sop_step_item items[MOST_BATCH];
     const double start = sop_now_s();
-    for (int64_t at = 0; at < n; at += items[0].n_ids) {
-        const int64_t left = n - at;
+    for (int64_t at = 0, take; at < n; at += take) {
+        take = n - at < most ? n - at : most;
         for (int64_t i = 0; i < o_batch; i++)
             items[i] = (sop_step_item){
                 .seq = batch_seq[i],
-                .n_ids = (int32_t)(left < most ? left : most),
+                .n_ids = (int32_t)take,
                 .ids = ids + at,
-                .want = most == 1 || left <= most ? SOP_WANT_LAST : SOP_WANT_NONE,
+                .want = most == 1 || at + take == n ? SOP_WANT_LAST : SOP_WANT_NONE,
             };
         const sop_status s = sop_super_step(m->super, items, (int32_t)o_batch, next, NULL);
         if (s != SOP_OK) return s;
@@ -91,7 +91,7 @@ static sop_status one_round(loaded *m, const int32_t *ids, double rate[RATES])
     if (s == SOP_OK && o_prefill)
         s = time_tokens(m, ids, o_prefill, m->facts.max_tokens / o_batch, &rate[PREFILL]);
     if (s == SOP_OK && o_decode) s = time_tokens(m, ids + o_prefill, o_decode, 1, &rate[DECODE]);
-    if (s == SOP_OK && o_decode) s = time_ahead(m, ids[0], o_decode, &rate[AHEAD]);
+    if (s == SOP_OK && o_decode) s = time_ahead(m, 0, o_decode, &rate[AHEAD]);
     return s;
 }
 

@@ -65,7 +65,7 @@ static sop_status time_once(sweep *w, int kind, int32_t batch, int32_t n, double
 
 static sop_status measure(sweep *w, int kind, int32_t batch, int32_t n, point *p)
 {
-    double first, s;
+    double first = 0, s = 0;
     *p = (point){.n = n};
     sop_status status = time_once(w, kind, batch, n, &first);
     p->s = first;
@@ -229,10 +229,10 @@ int sweep_run(int64_t every)
         free(w);
         return code;
     }
-    w->ids = malloc(LONGEST * sizeof *w->ids);
+    w->ids = malloc((size_t)LONGEST * sizeof *w->ids);
     if (!w->ids) code = cli_fail(CLI_FAILED, "out of memory");
     for (int32_t i = 0; i < LONGEST && !code; i++)
-        w->ids[i] = (int32_t)(i * 7919 % w->m.facts.vocab);
+        w->ids[i] = (int32_t)((int64_t)i * 7919 % w->m.facts.vocab);
     const sop_status s = code ? SOP_OK : all(w, every);
     if (s != SOP_OK) code = cli_status(s);
     if (!code) {

@@ -33,7 +33,6 @@ static inline sop_attention_args sop_attention_args_of(const sop_call *call)
 static inline const char *sop_attention_refuse_16(const sop_attention_desc *d)
 {
     if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants products in float32";
-    if (d->numerics == SOP_NUMERICS_INVARIANT) return "the invariant mode keeps to one row";
     if (d->kv_dtype != SOP_F16 && d->kv_dtype != SOP_BF16) return "keys are not of 16 bits";
     if (d->mask_heads) return "a mask is not taken by tensor cores";
     if (d->q_dtype != d->o_dtype || (d->q_dtype != SOP_F32 && d->q_dtype != d->kv_dtype))
