@@ -47,7 +47,7 @@ static sop_status plan(const void *desc, const sop_facts *facts, size_t budget, 
     const size_t at = (pools + 255) & ~(size_t)255;
     if (at > budget) return SOP_E_LIMIT;
     const sop_status s = other(&p, NULL, facts, budget - at, split);
-    split->word[GRID] = facts->workers * 4;
+    split->word[GRID] = facts->workers * 8;
     split->word[SCRATCH_AT] = (int64_t)at;
     split->scratch_bytes += at;
     return s;

@@ -20,27 +20,61 @@ struct codes_args {
     int seqs, page, heads;
 };
 
+/* Codes k and k + 1 of a word, k 0 or 2, as numbers. */
+template <bool F8> SOP_DEV float2 codes_two(uint32_t word, int k)
+{
+    if constexpr (F8) {
+#if __CUDA_ARCH__ >= 890
+        uint32_t pair;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((unsigned short)(word >> 8 * k)));
+        float2 x;
+        sop_unpack<__half>(pair, x.x, x.y);
+        return x;
+#else
+        return make_float2(sop_f8_to_float((uint8_t)(word >> 8 * k)),
+                           sop_f8_to_float((uint8_t)(word >> (8 * k + 8))));
+#endif
+    } else { /* 2^23 + 128 + code has the code's bits, less its sign, at its end */
+        const uint32_t from_zero = word ^ 0x80808080u;
+        const float a = __uint_as_float(__byte_perm(from_zero, 0x4b000000u, 0x7440u + k));
+        const float b = __uint_as_float(__byte_perm(from_zero, 0x4b000000u, 0x7441u + k));
+        return make_float2(a - 8388736.0f, b - 8388736.0f);
+    }
+}
+
+/* 4 pieces a thread are on their way before the first is turned into numbers. */
 template <typename T, bool F8>
 SOP_DEV void codes_page(const codes_args &p, const codes_pool &c, int64_t at)
 {
+    enum { REP = 4 };
     const int n = p.heads * p.page * c.pieces;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const int piece = i % c.pieces, row = i / c.pieces, head = row / p.page;
-        const uint4 raw = *(const uint4 *)(c.from + at * c.of_page + head * c.of_head +
-                                           (row % p.page) * c.of_token + 16 * piece);
-        const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
-        const float scale = c.scales[head];
-        uint32_t out[8];
+    for (int first = threadIdx.x; first < n; first += REP * blockDim.x) {
+        uint4 raw[REP];
+        float scale[REP];
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            const uint32_t two = word[k / 2] >> 16 * (k % 2);
-            const uint8_t lo = (uint8_t)two, hi = (uint8_t)(two >> 8);
-            out[k] = F8 ? sop_pack<T>(scale * sop_f8_to_float(lo), scale * sop_f8_to_float(hi))
-                        : sop_pack<T>(scale * (float)(int8_t)lo, scale * (float)(int8_t)hi);
+        for (int r = 0; r < REP; r++) {
+            const int i = first + r * blockDim.x;
+            if (i >= n) continue;
+            const int piece = i % c.pieces, row = i / c.pieces, head = row / p.page;
+            raw[r] = *(const uint4 *)(c.from + at * c.of_page + head * c.of_head +
+                                      (row % p.page) * c.of_token + 16 * piece);
+            scale[r] = c.scales[head];
         }
-        uint4 *to = (uint4 *)c.to + ((at * n + i) * 2);
-        to[0] = make_uint4(out[0], out[1], out[2], out[3]);
-        to[1] = make_uint4(out[4], out[5], out[6], out[7]);
+#pragma unroll
+        for (int r = 0; r < REP; r++) {
+            const int i = first + r * blockDim.x;
+            if (i >= n) continue;
+            const uint32_t word[4] = {raw[r].x, raw[r].y, raw[r].z, raw[r].w};
+            uint32_t out[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                const float2 x = codes_two<F8>(word[k / 2], k % 2 * 2);
+                out[k] = sop_pack<T>(scale[r] * x.x, scale[r] * x.y);
+            }
+            uint4 *to = (uint4 *)c.to + (at * n + i) * 2;
+            to[0] = make_uint4(out[0], out[1], out[2], out[3]);
+            to[1] = make_uint4(out[4], out[5], out[6], out[7]);
+        }
     }
 }
 
