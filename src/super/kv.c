@@ -84,12 +84,15 @@ static sop_status plan_groups(const sop_kv_spec *s, int32_t *group_of, struct gr
     const int64_t host = bytes ? (int64_t)(s->host_bytes / bytes) : 0;
     for (int32_t k = 0; k < *n; k++) {
         int64_t all = pages_of(s->tokens) + s->max_seqs; /* each may waste the end of a page */
+        int64_t most = pages_of(s->ctx);                 /* of one sequence */
         if (g[k].window) {
             const int64_t one = pages_of(g[k].window + s->max_step) + 2;
+            if (one < most) most = one;
             if (one * s->max_seqs < all) all = one * s->max_seqs;
         }
         g[k].pages = g[k].n_free = all;
-        g[k].host_pages = g[k].n_host_free = host < all ? host : all;
+        g[k].host_pages = host < most * s->max_seqs ? host : most * s->max_seqs;
+        g[k].n_host_free = g[k].host_pages;
         if (all > INT32_MAX / SOP_KV_PAGE)
             return sop_fail(SOP_E_LIMIT, "kv: %lld tokens, at most %d fit in 32-bit slots",
                             (long long)s->tokens, INT32_MAX / SOP_KV_PAGE * SOP_KV_PAGE);

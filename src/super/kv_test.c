@@ -264,8 +264,8 @@ static void a_sequence_on_the_host_comes_back_as_it_was(void)
     *key(kv, 1, a, 400) = 1e4f + 1400;
     CHECK(!sop_kv_is_away(kv, a) && marked(kv, a, 1e4f, false));
     sop_kv_close(kv, a);
-    CHECK(sop_kv_restore(kv, b) == SOP_OK && sop_kv_truncate(kv, b, 390) == SOP_OK);
-    CHECK(marked(kv, b, 2e4f, false));
+    CHECK(sop_kv_restore(kv, b) == SOP_OK && marked(kv, b, 2e4f, false));
+    CHECK(sop_kv_truncate(kv, b, 390) == SOP_OK && sop_kv_length(kv, b) == 390);
     sop_kv_moved(kv, &out, &in);
     CHECK(out == in && out == 2 * (7 + 3));
     sop_kv_close(kv, b);
