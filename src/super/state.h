@@ -118,6 +118,10 @@ sop_status sop_run_record(sop_super *s, sop_steps *steps);
 /* scales.c: measured and set, once the memory is there; nothing to do where pools hold no codes. */
 sop_status sop_scales_measure(sop_super *s);
 
+/* super.c: pages for the new tokens of a sequence of this step. Those that waited longest go to the host
+ * until there are enough; where none is left to go, or the host is full, it is refused. */
+sop_status sop_super_reserve(sop_super *s, int32_t seq, int64_t n);
+
 /* super.c: what model code calls. base_bytes: what the process held before the model was opened;
  * mapped: bytes of the weight file that steps read in place. */
 typedef struct sop_super_spec {
