@@ -4,13 +4,13 @@
 
 #include "ops/attention/attention.cuh"
 
-/* One pool: where it is, where its numbers go, [pages, g, page, n] dense; pieces of 16 codes. */
+/* One pool: where it is, where its numbers go, [pages, g, page, n] dense; pieces of 8 codes. */
 struct codes_pool {
     const uint8_t *from;
     void *to;
     const float *scales;
     int64_t of_page, of_token, of_head;
-    int pieces; /* of a row: n / 16 */
+    int pieces; /* of a row: n / 8, at most as many as threads */
 };
 
 struct codes_args {
@@ -42,58 +42,57 @@ template <bool F8> SOP_DEV float2 codes_two(uint32_t word, int k)
     }
 }
 
-/* 4 pieces a thread are on their way before the first is turned into numbers. */
+/* A head of a page. Threads side by side have the pieces of a row, so that what they write is one run; 4
+ * rows are on their way before the first is turned into numbers. */
 template <typename T, bool F8>
-SOP_DEV void codes_page(const codes_args &p, const codes_pool &c, int64_t at)
+SOP_DEV void codes_head(const codes_args &p, const codes_pool &c, int64_t at, int head)
 {
     enum { REP = 4 };
-    const int n = p.heads * p.page * c.pieces;
-    for (int first = threadIdx.x; first < n; first += REP * blockDim.x) {
-        uint4 raw[REP];
-        float scale[REP];
+    const int piece = threadIdx.x % c.pieces, step = blockDim.x / c.pieces;
+    const int rows = threadIdx.x < step * c.pieces ? p.page : 0;
+    const uint8_t *from = c.from + at * c.of_page + head * c.of_head + 8 * piece;
+    uint4 *to = (uint4 *)c.to + (at * p.heads + head) * p.page * c.pieces + piece;
+    const float scale = c.scales[head];
+    for (int first = threadIdx.x / c.pieces; first < rows; first += REP * step) {
+        uint2 raw[REP];
 #pragma unroll
         for (int r = 0; r < REP; r++) {
-            const int i = first + r * blockDim.x;
-            if (i >= n) continue;
-            const int piece = i % c.pieces, row = i / c.pieces, head = row / p.page;
-            raw[r] = *(const uint4 *)(c.from + at * c.of_page + head * c.of_head +
-                                      (row % p.page) * c.of_token + 16 * piece);
-            scale[r] = c.scales[head];
+            const int row = first + r * step;
+            if (row < rows) raw[r] = *(const uint2 *)(from + row * c.of_token);
         }
 #pragma unroll
         for (int r = 0; r < REP; r++) {
-            const int i = first + r * blockDim.x;
-            if (i >= n) continue;
-            const uint32_t word[4] = {raw[r].x, raw[r].y, raw[r].z, raw[r].w};
-            uint32_t out[8];
+            const int row = first + r * step;
+            if (row >= rows) continue;
+            uint32_t out[4];
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                const float2 x = codes_two<F8>(word[k / 2], k % 2 * 2);
-                out[k] = sop_pack<T>(scale[r] * x.x, scale[r] * x.y);
+            for (int k = 0; k < 4; k++) {
+                const float2 x = codes_two<F8>(k < 2 ? raw[r].x : raw[r].y, k % 2 * 2);
+                out[k] = sop_pack<T>(scale * x.x, scale * x.y);
             }
-            uint4 *to = (uint4 *)c.to + (at * n + i) * 2;
-            to[0] = make_uint4(out[0], out[1], out[2], out[3]);
-            to[1] = make_uint4(out[4], out[5], out[6], out[7]);
+            to[row * c.pieces] = make_uint4(out[0], out[1], out[2], out[3]);
         }
     }
 }
 
-/* The pages that the queries of the live sequences see, dealt out to the CTAs in turn. */
+/* The pages that the queries of the live sequences see, head by head, keys and values apart, dealt out to
+ * the CTAs in turn. */
 template <typename T, bool F8> static __global__ void sop_codes_read(const codes_args p)
 {
     sop_begin();
-    const int live = (int)sop_live_rows(p.a.live, p.seqs);
-    int64_t dealt = blockIdx.x; /* to this CTA: the number of its next page */
+    const int live = (int)sop_live_rows(p.a.live, p.seqs), each = 2 * p.heads;
+    int64_t dealt = blockIdx.x; /* to this CTA: the number of its next one */
     for (int s = 0; s < live; s++) {
         const int64_t keys = p.a.kv_len[s], queries = p.a.q_start[s + 1] - p.a.q_start[s];
         const int64_t seen = p.window > 0 ? keys - queries - p.window + 1 : 0;
         const int64_t first = seen > 0 ? seen / p.page : 0, last = (keys + p.page - 1) / p.page;
-        const int64_t n = queries > 0 && last > first ? last - first : 0;
+        const int64_t n = queries > 0 && last > first ? (last - first) * each : 0;
         for (; dealt < n; dealt += gridDim.x) {
-            const int64_t at = p.a.table[s * p.table_stride + first + dealt];
-            if (at < 0 || at >= p.pages) continue;
-            codes_page<T, F8>(p, p.pool[0], at);
-            codes_page<T, F8>(p, p.pool[1], at);
+            const int64_t listed = dealt / each,
+                          at = p.a.table[s * p.table_stride + first + listed];
+            const int part = (int)(dealt - listed * each), is_value = part >= p.heads;
+            if (at >= 0 && at < p.pages)
+                codes_head<T, F8>(p, p.pool[is_value], at, part - is_value * p.heads);
         }
         dealt -= n;
     }
