@@ -199,7 +199,8 @@ static void a_window_takes_the_same_memory_however_long_the_context_is(void)
 
 /* ---- on the host ---- */
 
-static const sop_kv_layer both[2] = {plain, {.heads = 1, .k = 2, .v = 2, .window = 100}};
+static const sop_kv_layer both[2] = {{.heads = 1, .k = 2, .v = 2},
+                                     {.heads = 1, .k = 2, .v = 2, .window = 100}};
 
 static sop_kv *make_hosted(int32_t seqs, int64_t tokens, int64_t host_pages)
 {
