@@ -113,7 +113,7 @@ sop_status sop_scales_measure(sop_super *s)
     for (int32_t b = 0; b < p->n_buffers; b++)
         if (p->buffers[b].row_bytes > row) row = p->buffers[b].row_bytes;
     m.most = calloc((size_t)(2 * p->n_layers * m.heads) + 1, sizeof *m.most);
-    m.rows = malloc((size_t)n * row);
+    m.rows = malloc((size_t)n * row + 1);
     m.head = malloc((size_t)widest * sizeof *m.head + 1);
     sop_status status = SOP_OK;
     if (!m.most || !m.rows || !m.head)
