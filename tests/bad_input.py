@@ -222,7 +222,7 @@ def prompts():
         ("a folder as a prompt", superop(*ask, "-f", "/"), "/"),
         ("a wrong temperature", superop(*ask, "-p", "x", "--temperature", "hot"), "must be a number"),
         ("a wrong count", superop(*ask, "-p", "x", "-n", "-1"), "from 0 to"),
-        ("a wrong type of KV", superop(*ask, "-p", "x", "--kv", "f8"), "f16|f32"),
+        ("a wrong type of KV", superop(*ask, "-p", "x", "--kv", "q8"), "f16|f32|i8|f8"),
         ("a wrong device", superop(*ask, "-p", "x", "--device", "gpu"), "must be one of cpu"),
         ("a configuration that is not there", superop(*ask, "-p", "x", "--config", "/no/such.yaml"), "/no/such.yaml"),
         ("no model", superop("run", "-p", "x"), "-m MODEL is missing"),

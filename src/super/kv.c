@@ -84,12 +84,15 @@ static sop_status plan_groups(const sop_kv_spec *s, int32_t *group_of, struct gr
     const int64_t host = bytes ? (int64_t)(s->host_bytes / bytes) : 0;
     for (int32_t k = 0; k < *n; k++) {
         int64_t all = pages_of(s->tokens) + s->max_seqs; /* each may waste the end of a page */
+        int64_t most = pages_of(s->ctx);                 /* of one sequence */
         if (g[k].window) {
             const int64_t one = pages_of(g[k].window + s->max_step) + 2;
+            if (one < most) most = one;
             if (one * s->max_seqs < all) all = one * s->max_seqs;
         }
         g[k].pages = g[k].n_free = all;
-        g[k].host_pages = g[k].n_host_free = host < all ? host : all;
+        g[k].host_pages = host < most * s->max_seqs ? host : most * s->max_seqs;
+        g[k].n_host_free = g[k].host_pages;
         if (all > INT32_MAX / SOP_KV_PAGE)
             return sop_fail(SOP_E_LIMIT, "kv: %lld tokens, at most %d fit in 32-bit slots",
                             (long long)s->tokens, INT32_MAX / SOP_KV_PAGE * SOP_KV_PAGE);
@@ -272,12 +275,13 @@ static void drop_page(struct group *g, int32_t page)
     if (--g->refs[page] == 0) g->free_list[g->n_free++] = page;
 }
 
-/* Give back the listed pages [from, to). A place on the host may be taken anew while a copy reads it: what
- * writes it comes later in the same queue. */
+/* Give back the listed pages [from, to), the first last, so that it is taken first again: pages in a row
+ * are copied in one piece. A place on the host may be taken anew while a copy reads it: what writes it
+ * comes later in the same queue. */
 static void drop_pages(sop_kv *kv, int32_t k, struct seq *s, int64_t from, int64_t to)
 {
     struct group *g = &kv->group[k];
-    for (int64_t i = from; i < to; i++) {
+    for (int64_t i = to - 1; i >= from; i--) {
         const int32_t page = s->page[k][i];
         if (page >= 0) drop_page(g, page);
         if (page < -1) g->host_free[g->n_host_free++] = on_host(page);
@@ -354,6 +358,8 @@ static sop_status move_all(sop_kv *kv, int32_t k, struct seq *s, bool out)
         run = 1;
     }
     if (run) SOP_TRY(move(kv, k, page, place, run, out ? SOP_COPY_OUT : SOP_COPY_IN));
+    for (int64_t i = s->listed[k]; !out && i-- > s->dropped[k];)
+        if (s->page[k][i] < -1) g->host_free[g->n_host_free++] = on_host(s->page[k][i]);
     for (int64_t i = s->dropped[k]; i < s->listed[k]; i++) {
         int32_t *entry = &s->page[k][i];
         if (out && leaves(g, *entry)) {
@@ -361,7 +367,6 @@ static sop_status move_all(sop_kv *kv, int32_t k, struct seq *s, bool out)
             *entry = on_host(g->host_free[--g->n_host_free]);
             kv->n_out++;
         } else if (!out && *entry < -1) {
-            g->host_free[g->n_host_free++] = on_host(*entry);
             *entry = take_page(g);
             kv->n_in++;
         }

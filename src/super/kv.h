@@ -38,7 +38,8 @@ typedef struct sop_kv_spec {
 
 typedef struct sop_kv sop_kv;
 
-/* Bytes that create would reserve on the device, and on the host. SOP_E_ARG when there are more than SOP_MAX_KV_GROUPS windows. */
+/* Bytes that create would reserve on the device, and on the host. SOP_E_ARG when there are more than
+ * SOP_MAX_KV_GROUPS windows. */
 sop_status sop_kv_bytes(const sop_kv_spec *spec, size_t *out, size_t *host);
 /* dry: the lists only, no pools, to see what would be. */
 sop_status sop_kv_create(sop_device *d, const sop_kv_spec *spec, bool dry, sop_kv **out);

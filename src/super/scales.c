@@ -39,7 +39,7 @@ static sop_status measure(const struct measure *m, const sop_call *call, int32_t
     const int64_t n = w ? d->v : d->k;
     const size_t bytes =
         (size_t)((tokens - 1) * stride + (d->heads - 1) * apart + n) * sop_dtype_bytes(d->x_dtype);
-    float *most = m->most + (2 * layer + w) * m->heads;
+    float *most = m->most + (2 * (int64_t)layer + w) * m->heads;
     SOP_TRY(ops->copy(m->s->queue, m->rows, x.data, bytes, SOP_COPY_OUT));
     SOP_TRY(ops->wait(m->s->queue));
     float *scales = m->rows; /* once they are read */
@@ -112,8 +112,8 @@ sop_status sop_scales_measure(sop_super *s)
     }
     for (int32_t b = 0; b < p->n_buffers; b++)
         if (p->buffers[b].row_bytes > row) row = p->buffers[b].row_bytes;
-    m.most = calloc((size_t)(2 * p->n_layers * m.heads) + 1, sizeof *m.most);
-    m.rows = malloc((size_t)n * row);
+    m.most = calloc((size_t)(2 * (int64_t)p->n_layers * m.heads) + 1, sizeof *m.most);
+    m.rows = malloc((size_t)n * row + 1);
     m.head = malloc((size_t)widest * sizeof *m.head + 1);
     sop_status status = SOP_OK;
     if (!m.most || !m.rows || !m.head)

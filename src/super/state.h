@@ -156,6 +156,10 @@ sop_status sop_super_shapes(const sop_super *s, sop_shape **out, int32_t *n);
 sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items,
                            sop_step_class *class);
 
+/* Pages for the new tokens of a sequence of this step. Those that waited longest go to the host
+ * until there are enough; where none is left to go, or the host is full, it is refused. */
+sop_status sop_super_reserve(sop_super *s, int32_t seq, int64_t n);
+
 /* What model code calls. base_bytes: what the process held before the model was opened;
  * mapped: bytes of the weight file that steps read in place. */
 typedef struct sop_super_spec {

@@ -341,18 +341,17 @@ static bool is_lost(const sop_super *s, const int32_t *next, const float *logits
     return false;
 }
 
-/* Room for the new tokens of one sequence: those that waited longest go to the host until there is. Where
- * none is left to go, or the host is full, there is no room, as before. */
-static void make_room(sop_super *s, const sop_step_item *it)
+sop_status sop_super_reserve(sop_super *s, int32_t seq, int64_t n)
 {
-    while (s->memory.host && !sop_kv_fits(s->kv, it->seq, it->n_ids)) {
+    while (s->memory.host && !sop_kv_fits(s->kv, seq, n)) {
         int32_t coldest = -1;
         for (int32_t i = 0; i < s->facts.max_seqs; i++)
             if (sop_kv_length(s->kv, i) && !sop_kv_is_away(s->kv, i) && s->seen[i] < s->senses &&
                 (coldest < 0 || s->seen[i] < s->seen[coldest]))
                 coldest = i;
-        if (coldest < 0 || sop_kv_offload(s->kv, coldest) != SOP_OK) return;
+        if (coldest < 0 || sop_kv_offload(s->kv, coldest) != SOP_OK) break;
     }
+    return sop_kv_reserve(s->kv, s->queue, seq, n);
 }
 
 sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_items, int32_t *next,
@@ -372,8 +371,7 @@ sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_it
     int32_t reserved = 0;
     sop_status status = SOP_OK;
     while (reserved < n_items && status == SOP_OK) {
-        make_room(s, &items[reserved]);
-        status = sop_kv_reserve(s->kv, s->queue, items[reserved].seq, items[reserved].n_ids);
+        status = sop_super_reserve(s, items[reserved].seq, items[reserved].n_ids);
         if (status == SOP_OK) reserved++;
     }
     if (status == SOP_OK) status = sop_inputs_send(s, items, n_items);

@@ -47,7 +47,7 @@ static sop_status plan(const void *desc, const sop_facts *facts, size_t budget, 
     const size_t at = (pools + 255) & ~(size_t)255;
     if (at > budget) return SOP_E_LIMIT;
     const sop_status s = other(&p, NULL, facts, budget - at, split);
-    split->word[GRID] = facts->workers * 4;
+    split->word[GRID] = facts->workers * 8;
     split->word[SCRATCH_AT] = (int64_t)at;
     split->scratch_bytes += at;
     return s;
@@ -80,14 +80,14 @@ static sop_status run(const sop_call *call, sop_status (*other)(const sop_call *
                  d->kp_page,
                  d->kp_token,
                  d->kp_head,
-                 (int)(d->k / 16)};
+                 (int)(d->k / 8)};
     p.pool[1] = {(const uint8_t *)p.a.v_pool,
                  args[SOP_ATTENTION_V_POOL].data,
                  p.a.v_scales,
                  d->vp_page,
                  d->vp_token,
                  d->vp_head,
-                 (int)(d->v / 16)};
+                 (int)(d->v / 8)};
     p.pages = d->pages, p.table_stride = d->table_stride, p.window = d->window;
     p.seqs = (int)d->seqs, p.page = (int)d->page, p.heads = (int)d->kv_heads;
     const sop_status s =

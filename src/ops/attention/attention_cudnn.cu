@@ -68,8 +68,10 @@ extern "C" sop_status sop_attention_cudnn_prepare(const void *desc, sop_device *
     sop_status s = sop_cuda_enter(device, &index);
     if (s == SOP_OK) s = sop_cudnn_open(index, &dnn);
     if (s != SOP_OK) return s;
+    /* its time follows this bound: tiles beyond a sequence's end are gone through, too */
+    const int64_t queries = d->causal && d->max_kv < d->tokens ? d->max_kv : d->tokens;
     const sop_cudnn_attention a = {
-        d->seqs,    d->tokens,  d->max_kv,       d->heads,    d->kv_heads, d->k,
+        d->seqs,    queries,    d->max_kv,       d->heads,    d->kv_heads, d->k,
         d->pages,   d->page,    d->table_stride, d->q_stride, d->q_head,   d->o_stride,
         d->o_head,  d->kp_page, d->kp_token,     d->kp_head,  d->vp_page,  d->vp_token,
         d->vp_head, d->scale,   d->kv_dtype,     d->causal};
@@ -105,8 +107,8 @@ extern "C" sop_status sop_attention_cudnn(const sop_call *call)
     const cudnn_lists l = {list, list + n, list + 2 * n, list + 3 * n, list + 4 * n};
     float *lse = a.lse && sop_aligned16(a.lse) ? a.lse : (float *)((char *)list + lists_bytes(d));
     if (a.lse && lse != a.lse) return sop_attention_cuda(call);
-    sop_status s = sop_launch(sop_cudnn_begin, 1, 256, call, a, l, (int)d->seqs, (int)d->q_stride,
-                              (int)d->o_stride, (int)d->heads);
+    sop_status s = sop_launch(sop_cudnn_begin, 1, 256, call, a, l, (int)d->seqs, d->causal,
+                              (int)d->q_stride, (int)d->o_stride, (int)d->heads);
     if (s != SOP_OK) return s;
     const sop_cudnn_operands x = {a.q,        a.k_pool,    a.v_pool, a.table, a.o,      lse,
                                   l.q_length, l.kv_length, l.q_at,   l.o_at,  l.lse_at, workspace};

@@ -4,24 +4,28 @@
 
 #include "ops/attention/attention.cuh"
 
-/* The library's lists: lengths [seqs], places [seqs + 1]. Sequences that are not live are empty. */
+/* The library's lists: lengths [seqs], places [seqs + 1]. Sequences that are not live are empty; causal
+ * ones are without the first queries, that see no key, so that none has more queries than keys. */
 struct cudnn_lists {
     int32_t *q_length, *kv_length, *q_at, *o_at, *lse_at;
 };
 
 static __global__ void sop_cudnn_begin(const sop_attention_args a, const cudnn_lists l, int seqs,
-                                       int q_stride, int o_stride, int heads)
+                                       int causal, int q_stride, int o_stride, int heads)
 {
     sop_begin();
     const int live = (int)sop_live_rows(a.live, seqs);
     for (int s = threadIdx.x; s <= seqs; s += blockDim.x) {
-        const int from = a.q_start[s < live ? s : live];
+        const int keys = s < live ? a.kv_len[s] : 0;
+        int from = a.q_start[s < live ? s : live], n = s < live ? a.q_start[s + 1] - from : 0;
+        const int blind = causal && n > keys ? n - keys : 0;
+        from += blind, n -= blind;
         l.q_at[s] = from * q_stride;
         l.o_at[s] = from * o_stride;
         l.lse_at[s] = from * heads;
         if (s == seqs) continue;
-        l.q_length[s] = s < live ? a.q_start[s + 1] - from : 0;
-        l.kv_length[s] = s < live ? a.kv_len[s] : 0;
+        l.q_length[s] = n;
+        l.kv_length[s] = keys;
     }
 }
 
