@@ -48,7 +48,7 @@ struct line {
 #define SOFTMAX_GRAD "softmax_grad", "softmax_grad_wide_sm80", "softmax_grad_cuda"
 #define RMSNORM_GRAD "rmsnorm_grad", "rmsnorm_grad_wide_sm80", "rmsnorm_grad_cuda"
 #define LAYERNORM_GRAD "layernorm_grad", "layernorm_grad_wide_sm80", "layernorm_grad_cuda"
-#define ATTENTION_GRAD "attention_grad", "attention_grad_sm80"
+#define ATTENTION_GRAD "attention_grad", "attention_grad_sm90"
 #define GRAD_BF16 " causal=1 q=bf16 o=bf16 dq=bf16"
 #define LAYERNORM "layernorm", "layernorm_wide_sm80", "layernorm_cuda"
 #define COMBINE "combine", "combine_wide_sm80", "combine_cuda"
@@ -192,11 +192,14 @@ static const struct line lines[] = {
     {RMSNORM_GRAD, "tokens=8192 heads=32 dim=128 x=bf16 dy=bf16 dr=bf16 dx=bf16", 1},
     {LAYERNORM_GRAD, "tokens=8192 dim=4096 x=bf16 dy=bf16 dr=bf16 dx=bf16", 1},
     {LAYERNORM_GRAD, "tokens=16384 dim=768 x=bf16 dy=bf16 dr=bf16 dx=bf16", 1},
-    {ATTENTION_GRAD, "attention_grad_cuda", "tokens=1024 heads=8 k=128" GRAD_BF16, 0},
-    {ATTENTION_GRAD, NULL, "tokens=4096 heads=32 kv_heads=8 k=128" GRAD_BF16, 0},
-    {ATTENTION_GRAD, NULL,
+    {ATTENTION_GRAD, "attention_grad_sm80", "tokens=4096 heads=32 kv_heads=8 k=128" GRAD_BF16, 0},
+    {ATTENTION_GRAD, "attention_grad_sm80",
      "tokens=8192 seqs=4 max_q=2048 max_kv=2048 heads=14 kv_heads=2 k=64" GRAD_BF16, 0},
     {ATTENTION_GRAD, NULL, "tokens=16384 heads=16 k=128" GRAD_BF16, 0},
+    {"attention_grad", "attention_grad_sm80", "attention_grad_cuda",
+     "tokens=1024 heads=8 k=128" GRAD_BF16, 0},
+    {"attention_grad", "attention_grad_sm80", NULL,
+     "tokens=4096 heads=32 kv_heads=8 k=128" GRAD_BF16, 0},
 };
 
 static sop_device *card;

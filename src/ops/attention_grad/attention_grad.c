@@ -258,6 +258,9 @@ static const char *takes_floats(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_grad_sm90", "cuda", SOP_CUDA_SM90A, SOP_ROW_ROUNDS,
+     .refuse = sop_attention_grad_sm80_refuse, .plan = sop_attention_grad_sm80_plan,
+     .run = sop_attention_grad_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_grad_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_ROUNDS,
      .refuse = sop_attention_grad_sm80_refuse, .plan = sop_attention_grad_sm80_plan,
      .run = sop_attention_grad_sm80},

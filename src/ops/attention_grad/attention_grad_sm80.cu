@@ -1,4 +1,4 @@
-#include "ops/attention_grad/attention_grad_cuda.cuh"
+#include "ops/attention_grad/attention_grad_launch.cuh"
 #include "ops/attention_grad/attention_grad_sm80.cuh"
 
 extern "C" const char *sop_attention_grad_sm80_refuse(const void *desc)
@@ -31,41 +31,11 @@ extern "C" sop_status sop_attention_grad_sm80_plan(const void *desc, const int32
     return split->scratch_bytes <= budget ? SOP_OK : SOP_E_LIMIT;
 }
 
-template <int D, bool KEYS, bool CAP, typename G> static sop_status tiles(const sop_call *call)
-{
-    const sop_attention_grad_desc *d = (const sop_attention_grad_desc *)call->desc;
-    const dim3 grid(sop_blocks(KEYS ? d->max_kv : d->max_q, SOP_GRAD_SIDE),
-                    (unsigned)(KEYS ? d->kv_heads : d->heads), (unsigned)d->seqs);
-    return sop_launch_cluster(sop_attention_grad_tiles<D, KEYS, CAP, G>, grid, SOP_GRAD_THREADS,
-                              sop_attention_grad_shared(D), 1, call, *d,
-                              sop_attention_grad_args_of(call), (const float2 *)call->scratch);
-}
-
-template <int D, typename G> static sop_status run(const sop_call *call)
-{
-    const sop_attention_grad_desc *d = (const sop_attention_grad_desc *)call->desc;
-    const sop_operand *a = call->args;
-    sop_status s = SOP_OK;
-    if (d->tokens > 0)
-        s = sop_launch(sop_attention_grad_stats<D>,
-                       dim3(sop_blocks(d->tokens, 8), (unsigned)d->heads), 256, call, *d,
-                       (const __nv_bfloat16 *)a[SOP_ATTENTION_GRAD_O].data,
-                       (const __nv_bfloat16 *)a[SOP_ATTENTION_GRAD_DO].data,
-                       (const float *)a[SOP_ATTENTION_GRAD_LSE].data, (float2 *)call->scratch);
-    if (s == SOP_OK && d->keys > 0)
-        s = d->cap > 0 ? tiles<D, true, true, G>(call) : tiles<D, true, false, G>(call);
-    if (s == SOP_OK && d->tokens > 0)
-        s = d->cap > 0 ? tiles<D, false, true, G>(call) : tiles<D, false, false, G>(call);
-    return s;
-}
+template <int D, bool KEYS, bool CAP, typename G> struct by_mma {
+    static constexpr auto kernel = sop_attention_grad_mma<D, KEYS, CAP, G>;
+};
 
 extern "C" sop_status sop_attention_grad_sm80(const sop_call *call)
 {
-    const sop_attention_grad_desc *d = (const sop_attention_grad_desc *)call->desc;
-    for (int i = 0; i < SOP_ATTENTION_GRAD_ROLES; i++)
-        if (i != SOP_ATTENTION_GRAD_Q_START && i != SOP_ATTENTION_GRAD_K_START &&
-            i != SOP_ATTENTION_GRAD_LSE && !sop_aligned16(call->args[i].data))
-            return sop_attention_grad_cuda(call);
-    if (d->dq_dtype == SOP_F32) return d->k == 64 ? run<64, float>(call) : run<128, float>(call);
-    return d->k == 64 ? run<64, __nv_bfloat16>(call) : run<128, __nv_bfloat16>(call);
+    return grad_run_any<by_mma>(call, 0);
 }
