@@ -24,9 +24,8 @@ static sop_status grad_run(const sop_call *call, size_t more)
     const bool cap = d->cap > 0;
     sop_status s = SOP_OK;
     if (d->tokens > 0)
-        s = sop_launch(sop_attention_grad_stats<D>,
-                       dim3(sop_blocks(d->tokens, 8), (unsigned)d->heads), 256, call, *d,
-                       (const __nv_bfloat16 *)a[SOP_ATTENTION_GRAD_O].data,
+        s = sop_launch(sop_attention_grad_stats, dim3(sop_blocks(d->tokens, 8), (unsigned)d->heads),
+                       256, call, *d, (const __nv_bfloat16 *)a[SOP_ATTENTION_GRAD_O].data,
                        (const __nv_bfloat16 *)a[SOP_ATTENTION_GRAD_DO].data,
                        (const float *)a[SOP_ATTENTION_GRAD_LSE].data, (float2 *)call->scratch);
     if (s == SOP_OK && d->keys > 0)
@@ -48,10 +47,10 @@ static sop_status grad_run_any(const sop_call *call, size_t more)
             i != SOP_ATTENTION_GRAD_LSE && !sop_aligned16(call->args[i].data))
             return sop_attention_grad_cuda(call);
     if (d->dq_dtype == SOP_F32)
-        return d->k == 64 ? grad_run<TILES, 64, float>(call, more)
-                          : grad_run<TILES, 128, float>(call, more);
-    return d->k == 64 ? grad_run<TILES, 64, __nv_bfloat16>(call, more)
-                      : grad_run<TILES, 128, __nv_bfloat16>(call, more);
+        return d->k <= 64 && d->v <= 64 ? grad_run<TILES, 64, float>(call, more)
+                                        : grad_run<TILES, 128, float>(call, more);
+    return d->k <= 64 && d->v <= 64 ? grad_run<TILES, 64, __nv_bfloat16>(call, more)
+                                    : grad_run<TILES, 128, __nv_bfloat16>(call, more);
 }
 
 #endif

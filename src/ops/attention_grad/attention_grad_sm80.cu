@@ -12,7 +12,8 @@ extern "C" const char *sop_attention_grad_sm80_refuse(const void *desc)
     /* the gradient of a score may pass float16 */
     if (d->q_dtype != SOP_BF16 || d->o_dtype != SOP_BF16) return "a type is not bf16";
     if (d->dq_dtype != SOP_BF16 && d->dq_dtype != SOP_F32) return "gradients are not bf16 or f32";
-    if (d->k != d->v || (d->k != 64 && d->k != 128)) return "heads are not of 64 or 128 channels";
+    if (d->k > 128 || d->v > 128) return "heads are of over 128 channels";
+    if (d->k % 8 || d->v % 8) return "heads are no multiple of 8 channels";
     for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
         if (strides[i] % 8) return "a stride is no multiple of 8 elements";
     if (!(d->scale > 0)) return "scale is not above 0";

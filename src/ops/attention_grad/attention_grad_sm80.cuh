@@ -8,15 +8,17 @@
 
 #include "ops/attention_grad/attention_grad_tiles.cuh"
 
-/* The first n of 64 rows, and zeros. */
+/* The first n of 64 rows and their channels, and zeros. */
 template <int D>
-SOP_DEV void grad_fetch(__nv_bfloat16 *to, const __nv_bfloat16 *from, int64_t stride, int64_t n)
+SOP_DEV void grad_fetch(__nv_bfloat16 *to, const __nv_bfloat16 *from, int64_t stride, int64_t n,
+                        int64_t channels)
 {
 #pragma unroll
     for (int k = 0; k < SOP_GRAD_SIDE * D / 8 / SOP_GRAD_THREADS; k++) {
         const int e = k * SOP_GRAD_THREADS + threadIdx.x, r = e / (D / 8), c = e % (D / 8);
-        sop_copy_async(to + r * D + (c ^ r % 8) * 8, from + (r < n ? r * stride : 0) + c * 8,
-                       r < n ? 16 : 0);
+        sop_copy_async(to + r * D + (c ^ r % 8) * 8,
+                       from + (r < n && c * 8 < channels ? r * stride + c * 8 : 0),
+                       r < n && c * 8 < channels ? 16 : 0);
     }
 }
 
@@ -99,15 +101,16 @@ static __global__ __launch_bounds__(SOP_GRAD_THREADS) void sop_attention_grad_mm
     sop_begin();
     if (!w.find(d, a)) return;
     auto fetch = [&](int step) {
-        w.other(d, a, step, [&](int which, const T *from, int64_t stride, int64_t n) {
-            grad_fetch<D>(ring + (step % 2 * 2 + which) * TILE, from, stride, n);
-        });
+        w.other(d, a, step,
+                [&](int which, const T *from, int64_t stride, int64_t n, int64_t channels) {
+                    grad_fetch<D>(ring + (step % 2 * 2 + which) * TILE, from, stride, n, channels);
+                });
     };
     auto stat_of = [&](int step) { /* of the thread's column */
                                    return w.stat(d, stats, w.head(step), w.column(step) + tid);
     };
-    w.own(d, a, [&](int which, const T *from, int64_t stride, int64_t n) {
-        grad_fetch<D>(own + which * TILE, from, stride, n);
+    w.own(d, a, [&](int which, const T *from, int64_t stride, int64_t n, int64_t channels) {
+        grad_fetch<D>(own + which * TILE, from, stride, n, channels);
     });
     float2 of_row[2];
     if (!KEYS)

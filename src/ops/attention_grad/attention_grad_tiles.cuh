@@ -7,7 +7,8 @@
  *
  * p = exp(S - lse) and e = p (T - delta) are rounded to bfloat16 for the products that follow. lse, in powers of
  * two, and delta, the sum of do * o, come from a kernel before: stats [heads, tokens] in scratch. No part of a
- * sum is another block's, so bits do not change from run to run. */
+ * sum is another block's, so bits do not change from run to run. Heads have up to D channels, 64 or 128: those
+ * that are not there are 0. */
 #ifndef OPS_ATTENTION_GRAD_TILES_CUH
 #define OPS_ATTENTION_GRAD_TILES_CUH
 
@@ -23,7 +24,6 @@ static inline size_t sop_attention_grad_shared(int64_t d)
 }
 
 /* stats of each query and head, by a warp. */
-template <int D>
 static __global__ __launch_bounds__(256) void sop_attention_grad_stats(
     const sop_attention_grad_desc d, const __nv_bfloat16 *o, const __nv_bfloat16 *go,
     const float *lse, float2 *stats)
@@ -32,8 +32,7 @@ static __global__ __launch_bounds__(256) void sop_attention_grad_stats(
     const int64_t t = (int64_t)blockIdx.x * 8 + threadIdx.x / 32, h = blockIdx.y;
     if (t >= d.tokens) return;
     float sum = 0;
-#pragma unroll
-    for (int i = threadIdx.x % 32 * 2; i < D; i += 64) {
+    for (int i = threadIdx.x % 32 * 2; i < d.v; i += 64) {
         float a, b, c, e;
         sop_unpack<__nv_bfloat16>(*(const uint32_t *)(o + t * d.o_stride + h * d.o_head + i), a, b);
         sop_unpack<__nv_bfloat16>(*(const uint32_t *)(go + t * d.do_stride + h * d.do_head + i), c,
@@ -91,19 +90,20 @@ template <bool KEYS> struct grad_work {
     {
         return lo + (int64_t)(step % tiles) * SOP_GRAD_SIDE;
     }
-    /* The rows by put(which, from, stride, n): X is 0, Y is 1, the first n of 64 are there. */
+    /* The rows by put(which, from, stride, n, channels): X is 0, Y is 1, the first n of 64 are there. */
     template <typename F>
     __device__ __forceinline__ void own(const sop_attention_grad_desc &d,
                                         const sop_attention_grad_args &a, const F &put) const
     {
         typedef const __nv_bfloat16 T;
         if (KEYS) {
-            put(0, (T *)a.k + (k0 + r0) * d.k_stride + g * d.k_head, d.k_stride, rows - r0);
-            put(1, (T *)a.v + (k0 + r0) * d.v_stride + g * d.v_head, d.v_stride, rows - r0);
+            put(0, (T *)a.k + (k0 + r0) * d.k_stride + g * d.k_head, d.k_stride, rows - r0, d.k);
+            put(1, (T *)a.v + (k0 + r0) * d.v_stride + g * d.v_head, d.v_stride, rows - r0, d.v);
         } else {
             const int64_t h = blockIdx.y;
-            put(0, (T *)a.q + (q0 + r0) * d.q_stride + h * d.q_head, d.q_stride, rows - r0);
-            put(1, (T *)a.go + (q0 + r0) * d.do_stride + h * d.do_head, d.do_stride, rows - r0);
+            put(0, (T *)a.q + (q0 + r0) * d.q_stride + h * d.q_head, d.q_stride, rows - r0, d.k);
+            put(1, (T *)a.go + (q0 + r0) * d.do_stride + h * d.do_head, d.do_stride, rows - r0,
+                d.v);
         }
     }
     /* The columns of a step, x and y. */
@@ -115,11 +115,11 @@ template <bool KEYS> struct grad_work {
         typedef const __nv_bfloat16 T;
         const int64_t c = column(step), h = head(step);
         if (KEYS) {
-            put(0, (T *)a.q + (q0 + c) * d.q_stride + h * d.q_head, d.q_stride, cols - c);
-            put(1, (T *)a.go + (q0 + c) * d.do_stride + h * d.do_head, d.do_stride, cols - c);
+            put(0, (T *)a.q + (q0 + c) * d.q_stride + h * d.q_head, d.q_stride, cols - c, d.k);
+            put(1, (T *)a.go + (q0 + c) * d.do_stride + h * d.do_head, d.do_stride, cols - c, d.v);
         } else {
-            put(0, (T *)a.k + (k0 + c) * d.k_stride + g * d.k_head, d.k_stride, cols - c);
-            put(1, (T *)a.v + (k0 + c) * d.v_stride + g * d.v_head, d.v_stride, cols - c);
+            put(0, (T *)a.k + (k0 + c) * d.k_stride + g * d.k_head, d.k_stride, cols - c, d.k);
+            put(1, (T *)a.v + (k0 + c) * d.v_stride + g * d.v_head, d.v_stride, cols - c, d.v);
         }
     }
     /* stats of a query: no weight where there is none. */
@@ -163,10 +163,10 @@ SOP_DEV float grad_weight(const sop_attention_grad_desc &d, float dot, float by,
     return exp2f(fminf(z - lse, 0));
 }
 
-/* Rows r of 16 and their channels from accumulators, as far as there are n rows. */
+/* Rows r of 16 from accumulators, as far as there are n rows and channels. */
 template <int D, typename G>
 SOP_DEV void grad_store(G *to, int64_t stride, const float (&out)[D / 2], float scale, int64_t r,
-                        int64_t n)
+                        int64_t n, int64_t channels)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -175,6 +175,7 @@ SOP_DEV void grad_store(G *to, int64_t stride, const float (&out)[D / 2], float 
         if (row >= n) continue;
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
+            if (8 * i >= channels) break;
             G *at = to + row * stride + 8 * i + lane % 4 * 2;
             const float a = scale * out[4 * i + 2 * half], b = scale * out[4 * i + 2 * half + 1];
             if constexpr (sizeof(G) == 4)
@@ -193,12 +194,12 @@ SOP_DEV void grad_store_all(const sop_attention_grad_desc &d, const sop_attentio
     if constexpr (KEYS) {
         const int64_t key = w.k0 + w.r0;
         grad_store<D>((G *)a.dk + key * d.dk_stride + w.g * d.dk_head, d.dk_stride, e_out, d.scale,
-                      r, left);
+                      r, left, d.k);
         grad_store<D>((G *)a.dv + key * d.dv_stride + w.g * d.dv_head, d.dv_stride, p_out, 1.0f, r,
-                      left);
+                      left, d.v);
     } else {
         grad_store<D>((G *)a.dq + (w.q0 + w.r0) * d.dq_stride + blockIdx.y * d.dq_head, d.dq_stride,
-                      e_out, d.scale, r, left);
+                      e_out, d.scale, r, left, d.k);
     }
 }
 
