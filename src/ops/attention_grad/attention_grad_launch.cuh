@@ -1,4 +1,5 @@
-/* How the rows by tensor cores are launched; TILES<D, KEYS, CAP, G>::kernel is what differs. */
+/* How the rows by tensor cores are launched; TILES<D, KEYS, CAP, G> is what differs: kernel, its
+ * threads, rows of a block and bytes of shared memory. */
 #ifndef OPS_ATTENTION_GRAD_LAUNCH_CUH
 #define OPS_ATTENTION_GRAD_LAUNCH_CUH
 
@@ -6,18 +7,18 @@
 #include "ops/attention_grad/attention_grad_tiles.cuh"
 
 template <template <int, bool, bool, typename> class TILES, int D, bool KEYS, bool CAP, typename G>
-static sop_status grad_tiles(const sop_call *call, size_t more)
+static sop_status grad_tiles(const sop_call *call)
 {
     const sop_attention_grad_desc *d = (const sop_attention_grad_desc *)call->desc;
-    const dim3 grid(sop_blocks(KEYS ? d->max_kv : d->max_q, SOP_GRAD_SIDE),
-                    (unsigned)(KEYS ? d->kv_heads : d->heads), (unsigned)d->seqs);
-    return sop_launch_cluster(TILES<D, KEYS, CAP, G>::kernel, grid, SOP_GRAD_THREADS,
-                              sop_attention_grad_shared(D) + more, 1, call, *d,
+    typedef TILES<D, KEYS, CAP, G> way;
+    const dim3 grid((unsigned)(KEYS ? d->kv_heads : d->heads), (unsigned)d->seqs,
+                    sop_blocks(KEYS ? d->max_kv : d->max_q, way::rows));
+    return sop_launch_cluster(way::kernel, grid, way::threads, way::shared, 1, call, *d,
                               sop_attention_grad_args_of(call), (const float2 *)call->scratch);
 }
 
 template <template <int, bool, bool, typename> class TILES, int D, typename G>
-static sop_status grad_run(const sop_call *call, size_t more)
+static sop_status grad_run(const sop_call *call)
 {
     const sop_attention_grad_desc *d = (const sop_attention_grad_desc *)call->desc;
     const sop_operand *a = call->args;
@@ -29,17 +30,16 @@ static sop_status grad_run(const sop_call *call, size_t more)
                        (const __nv_bfloat16 *)a[SOP_ATTENTION_GRAD_DO].data,
                        (const float *)a[SOP_ATTENTION_GRAD_LSE].data, (float2 *)call->scratch);
     if (s == SOP_OK && d->keys > 0)
-        s = cap ? grad_tiles<TILES, D, true, true, G>(call, more)
-                : grad_tiles<TILES, D, true, false, G>(call, more);
+        s = cap ? grad_tiles<TILES, D, true, true, G>(call)
+                : grad_tiles<TILES, D, true, false, G>(call);
     if (s == SOP_OK && d->tokens > 0)
-        s = cap ? grad_tiles<TILES, D, false, true, G>(call, more)
-                : grad_tiles<TILES, D, false, false, G>(call, more);
+        s = cap ? grad_tiles<TILES, D, false, true, G>(call)
+                : grad_tiles<TILES, D, false, false, G>(call);
     return s;
 }
 
-/* more: bytes of shared memory beside the tiles. */
 template <template <int, bool, bool, typename> class TILES>
-static sop_status grad_run_any(const sop_call *call, size_t more)
+static sop_status grad_run_any(const sop_call *call)
 {
     const sop_attention_grad_desc *d = (const sop_attention_grad_desc *)call->desc;
     for (int i = 0; i < SOP_ATTENTION_GRAD_ROLES; i++)
@@ -47,10 +47,10 @@ static sop_status grad_run_any(const sop_call *call, size_t more)
             i != SOP_ATTENTION_GRAD_LSE && !sop_aligned16(call->args[i].data))
             return sop_attention_grad_cuda(call);
     if (d->dq_dtype == SOP_F32)
-        return d->k <= 64 && d->v <= 64 ? grad_run<TILES, 64, float>(call, more)
-                                        : grad_run<TILES, 128, float>(call, more);
-    return d->k <= 64 && d->v <= 64 ? grad_run<TILES, 64, __nv_bfloat16>(call, more)
-                                    : grad_run<TILES, 128, __nv_bfloat16>(call, more);
+        return d->k <= 64 && d->v <= 64 ? grad_run<TILES, 64, float>(call)
+                                        : grad_run<TILES, 128, float>(call);
+    return d->k <= 64 && d->v <= 64 ? grad_run<TILES, 64, __nv_bfloat16>(call)
+                                    : grad_run<TILES, 128, __nv_bfloat16>(call);
 }
 
 #endif

@@ -18,6 +18,8 @@ extern "C" const char *sop_attention_grad_sm80_refuse(const void *desc)
         if (strides[i] % 8) return "a stride is no multiple of 8 elements";
     if (!(d->scale > 0)) return "scale is not above 0";
     if (d->seqs > 65535) return "over 65535 sequences";
+    if (d->max_q > 65535 * 64 || d->max_kv > 65535 * 64)
+        return "a sequence is over 65535 tiles long";
     return NULL;
 }
 
@@ -34,9 +36,14 @@ extern "C" sop_status sop_attention_grad_sm80_plan(const void *desc, const int32
 
 template <int D, bool KEYS, bool CAP, typename G> struct by_mma {
     static constexpr auto kernel = sop_attention_grad_mma<D, KEYS, CAP, G>;
+    enum {
+        threads = SOP_GRAD_THREADS,
+        rows = SOP_GRAD_SIDE,
+        shared = 6 * SOP_GRAD_SIDE * D * 2 + 2 * SOP_GRAD_SIDE * 8
+    };
 };
 
 extern "C" sop_status sop_attention_grad_sm80(const sop_call *call)
 {
-    return grad_run_any<by_mma>(call, 0);
+    return grad_run_any<by_mma>(call);
 }

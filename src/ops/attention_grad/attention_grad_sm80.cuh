@@ -8,6 +8,8 @@
 
 #include "ops/attention_grad/attention_grad_tiles.cuh"
 
+enum { SOP_GRAD_THREADS = 128 };
+
 /* The first n of 64 rows and their channels, and zeros. */
 template <int D>
 SOP_DEV void grad_fetch(__nv_bfloat16 *to, const __nv_bfloat16 *from, int64_t stride, int64_t n,
@@ -97,7 +99,7 @@ static __global__ __launch_bounds__(SOP_GRAD_THREADS) void sop_attention_grad_mm
     T *const own = (T *)shared, *const ring = own + 2 * TILE;
     float2 *const of_columns = (float2 *)(ring + 4 * TILE);
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-    grad_work<KEYS> w;
+    grad_work<KEYS, SIDE> w;
     sop_begin();
     if (!w.find(d, a)) return;
     auto fetch = [&](int step) {
@@ -115,7 +117,7 @@ static __global__ __launch_bounds__(SOP_GRAD_THREADS) void sop_attention_grad_mm
     float2 of_row[2];
     if (!KEYS)
         for (int half = 0; half < 2; half++)
-            of_row[half] = w.stat(d, stats, blockIdx.y, w.r0 + warp * 16 + lane / 4 + 8 * half);
+            of_row[half] = w.stat(d, stats, blockIdx.x, w.r0 + warp * 16 + lane / 4 + 8 * half);
     if (w.steps > 0) {
         fetch(0);
         if (KEYS && tid < SIDE) of_columns[tid] = stat_of(0);
@@ -136,7 +138,7 @@ static __global__ __launch_bounds__(SOP_GRAD_THREADS) void sop_attention_grad_mm
         const T *x = ring + step % 2 * 2 * TILE, *y = x + TILE;
         const float2 *column = of_columns + step % 2 * SIDE;
         const int64_t c0 = w.column(step);
-        const bool whole = w.whole(d, c0);
+        const bool whole = w.whole(d, c0, 0);
 #pragma unroll
         for (int c = 0; c < SIDE; c += 32) {
             float p[4][4] = {}, e[4][4] = {};
@@ -160,7 +162,7 @@ static __global__ __launch_bounds__(SOP_GRAD_THREADS) void sop_attention_grad_mm
         if (KEYS && tid < SIDE) of_columns[(step + 1) % 2 * SIDE + tid] = next;
         __syncthreads();
     }
-    grad_store_all<D, KEYS, G>(d, a, w, e_out, p_out);
+    grad_store_all<D, G>(d, a, w, e_out, p_out);
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* What the rows by tensor cores share: tiles of 64 x 64. A block owns 64 rows, of keys for dk and dv or of
+/* What the rows by tensor cores share: tiles of 64 x 64. A block owns
+ * 64 rows or 128, of keys for dk and dv or of
  * queries for dq, and passes along the columns of the other side:
  *
  *     rows are       S = X x^T     T = Y y^T     out
@@ -14,14 +15,9 @@
 
 #include "ops/attention_grad/attention_grad.cuh"
 #include "ops/cuda/mma.cuh"
+#include "ops/gated/gated_act.cuh"
 
-enum { SOP_GRAD_SIDE = 64, SOP_GRAD_THREADS = 128 };
-
-/* Bytes of shared memory for heads of d channels: X, Y, x and y twice, and stats of the columns twice. */
-static inline size_t sop_attention_grad_shared(int64_t d)
-{
-    return 6 * SOP_GRAD_SIDE * (size_t)d * 2 + 2 * SOP_GRAD_SIDE * sizeof(float2);
-}
+enum { SOP_GRAD_SIDE = 64 };
 
 /* stats of each query and head, by a warp. */
 static __global__ __launch_bounds__(256) void sop_attention_grad_stats(
@@ -44,8 +40,9 @@ static __global__ __launch_bounds__(256) void sop_attention_grad_stats(
         stats[h * d.tokens + t] = make_float2(lse[t * d.heads + h] * 1.44269504f, sum);
 }
 
-/* What a block of a tile kernel does. KEYS: rows are keys. */
-template <bool KEYS> struct grad_work {
+/* What a block of a tile kernel does: of a head (x), a sequence (y), a tile (z), so that the tiles with most to
+ * do go first. KEYS: rows are keys. */
+template <bool KEYS, int ROWS> struct grad_work {
     int64_t q0, k0; /* the first of the sequence */
     int64_t ahead;  /* of query i's position */
     int64_t rows, cols, r0, lo;
@@ -56,26 +53,25 @@ template <bool KEYS> struct grad_work {
     __device__ __forceinline__ bool find(const sop_attention_grad_desc &d,
                                          const sop_attention_grad_args &a)
     {
-        const int s = blockIdx.z;
+        const int s = blockIdx.y;
         q0 = a.q_start[s];
         k0 = a.k_start[s];
         const int64_t length = a.q_start[s + 1] - q0, keys = a.k_start[s + 1] - k0;
         ahead = keys - length;
         rows = KEYS ? keys : length;
         cols = KEYS ? length : keys;
-        /* those with most to do go first */
-        r0 = (int64_t)(KEYS ? blockIdx.x : gridDim.x - 1 - blockIdx.x) * SOP_GRAD_SIDE;
+        r0 = (int64_t)(KEYS ? blockIdx.z : gridDim.z - 1 - blockIdx.z) * ROWS;
         if (r0 >= rows) return false;
         group = d.heads / d.kv_heads;
-        g = KEYS ? blockIdx.y : blockIdx.y / group;
+        g = KEYS ? blockIdx.x : blockIdx.x / group;
         lo = 0;
         int64_t hi = cols;
         if (KEYS) {
             if (d.causal && r0 > ahead) lo = r0 - ahead;
-            if (d.window > 0) hi = min(hi, r0 + SOP_GRAD_SIDE - 1 + d.window - ahead);
+            if (d.window > 0) hi = min(hi, r0 + ROWS - 1 + d.window - ahead);
         } else {
             if (d.window > 0 && r0 + ahead + 1 > d.window) lo = r0 + ahead + 1 - d.window;
-            if (d.causal) hi = min(hi, r0 + SOP_GRAD_SIDE + ahead);
+            if (d.causal) hi = min(hi, r0 + ROWS + ahead);
         }
         lo = lo / SOP_GRAD_SIDE * SOP_GRAD_SIDE;
         tiles = hi > lo ? (int)((hi - lo + SOP_GRAD_SIDE - 1) / SOP_GRAD_SIDE) : 0;
@@ -84,13 +80,13 @@ template <bool KEYS> struct grad_work {
     }
     __device__ __forceinline__ int64_t head(int step) const
     {
-        return KEYS ? g * group + step / tiles : (int64_t)blockIdx.y;
+        return KEYS ? g * group + step / tiles : (int64_t)blockIdx.x;
     }
     __device__ __forceinline__ int64_t column(int step) const /* the first of a step */
     {
         return lo + (int64_t)(step % tiles) * SOP_GRAD_SIDE;
     }
-    /* The rows by put(which, from, stride, n, channels): X is 0, Y is 1, the first n of 64 are there. */
+    /* The rows by put(which, from, stride, n, channels): X is 0, Y is 1, the first n are there. */
     template <typename F>
     __device__ __forceinline__ void own(const sop_attention_grad_desc &d,
                                         const sop_attention_grad_args &a, const F &put) const
@@ -100,7 +96,7 @@ template <bool KEYS> struct grad_work {
             put(0, (T *)a.k + (k0 + r0) * d.k_stride + g * d.k_head, d.k_stride, rows - r0, d.k);
             put(1, (T *)a.v + (k0 + r0) * d.v_stride + g * d.v_head, d.v_stride, rows - r0, d.v);
         } else {
-            const int64_t h = blockIdx.y;
+            const int64_t h = blockIdx.x;
             put(0, (T *)a.q + (q0 + r0) * d.q_stride + h * d.q_head, d.q_stride, rows - r0, d.k);
             put(1, (T *)a.go + (q0 + r0) * d.do_stride + h * d.do_head, d.do_stride, rows - r0,
                 d.v);
@@ -128,22 +124,29 @@ template <bool KEYS> struct grad_work {
     {
         return i < (KEYS ? cols : rows) ? stats[h * d.tokens + q0 + i] : make_float2(INFINITY, 0);
     }
-    /* How far position and key of the corner of a tile are apart: seen when from 0 to below the window. */
-    __device__ __forceinline__ int64_t apart(int64_t c0) const
+    /* How far position and key of a corner, row r of the block, are apart: seen when from 0 to below the
+     * window. */
+    __device__ __forceinline__ int64_t apart(int64_t c0, int r) const
     {
-        return KEYS ? c0 + ahead - r0 : r0 + ahead - c0;
+        return KEYS ? c0 + ahead - r0 - r : r0 + r + ahead - c0;
     }
-    /* Whether all of a tile is there and seen. */
-    __device__ __forceinline__ bool whole(const sop_attention_grad_desc &d, int64_t c0) const
+    /* Whether all of a tile, 64 rows from r on, is there and seen; or none of it. */
+    __device__ __forceinline__ bool whole(const sop_attention_grad_desc &d, int64_t c0, int r) const
     {
-        const int64_t far = apart(c0);
+        const int64_t far = apart(c0, r);
         return c0 + SOP_GRAD_SIDE <= cols && (!d.causal || far >= SOP_GRAD_SIDE - 1) &&
                (d.window == 0 || far + SOP_GRAD_SIDE - 1 < d.window);
+    }
+    __device__ __forceinline__ bool none(const sop_attention_grad_desc &d, int64_t c0, int r) const
+    {
+        const int64_t far = apart(c0, r);
+        return (d.causal && far + SOP_GRAD_SIDE - 1 < 0) ||
+               (d.window > 0 && far - SOP_GRAD_SIDE + 1 >= d.window);
     }
     __device__ __forceinline__ bool seen(const sop_attention_grad_desc &d, int64_t c0, int row,
                                          int col) const
     {
-        const int64_t far = apart(c0) + (KEYS ? col - row : row - col);
+        const int64_t far = apart(c0, row) + (KEYS ? col : -col);
         return c0 + col < cols && (!d.causal || far >= 0) && (d.window == 0 || far < d.window);
     }
 };
@@ -156,11 +159,12 @@ SOP_DEV float grad_weight(const sop_attention_grad_desc &d, float dot, float by,
     float z = dot * by;
     slope = 1;
     if (CAP) {
-        const float t = tanhf(dot * d.scale / d.cap);
+        /* off by 2^-23, which the rounding of p hides; tanhf branches, and wgmma waits for branches */
+        const float t = 1 - __fdividef(2.0f, sop_exp2_near(dot * (2 * by / d.cap)) + 1);
         slope = 1 - t * t;
         z = d.cap * 1.44269504f * t;
     }
-    return exp2f(fminf(z - lse, 0));
+    return sop_exp2_near(fminf(z - lse, 0));
 }
 
 /* Rows r of 16 from accumulators, as far as there are n rows and channels. */
@@ -185,9 +189,9 @@ SOP_DEV void grad_store(G *to, int64_t stride, const float (&out)[D / 2], float 
         }
     }
 }
-template <int D, bool KEYS, typename G, int P>
+template <int D, typename G, bool KEYS, int ROWS, int P>
 SOP_DEV void grad_store_all(const sop_attention_grad_desc &d, const sop_attention_grad_args &a,
-                            const grad_work<KEYS> &w, const float (&e_out)[D / 2],
+                            const grad_work<KEYS, ROWS> &w, const float (&e_out)[D / 2],
                             const float (&p_out)[P])
 {
     const int64_t r = threadIdx.x / 32 * 16, left = w.rows - w.r0;
@@ -198,7 +202,7 @@ SOP_DEV void grad_store_all(const sop_attention_grad_desc &d, const sop_attentio
         grad_store<D>((G *)a.dv + key * d.dv_stride + w.g * d.dv_head, d.dv_stride, p_out, 1.0f, r,
                       left, d.v);
     } else {
-        grad_store<D>((G *)a.dq + (w.q0 + w.r0) * d.dq_stride + blockIdx.y * d.dq_head, d.dq_stride,
+        grad_store<D>((G *)a.dq + (w.q0 + w.r0) * d.dq_stride + blockIdx.x * d.dq_head, d.dq_stride,
                       e_out, d.scale, r, left, d.k);
     }
 }

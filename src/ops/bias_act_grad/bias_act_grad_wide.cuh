@@ -15,7 +15,7 @@ static __global__ __launch_bounds__(256) void sop_bias_act_grad_wide(const sop_b
                                                                      const T *dy, T *dx,
                                                                      float *part)
 {
-    enum { N = wide<T>::N, REP = 2 };
+    enum { N = wide<T>::N, REP = 4 };
     __shared__ float shared[SOP_COLUMN_LANES][32 * N];
     sop_begin();
     const int64_t i = ((int64_t)blockIdx.x * 32 + threadIdx.x) * N;

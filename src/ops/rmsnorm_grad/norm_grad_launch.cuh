@@ -27,7 +27,10 @@ static inline sop_status norm_grad_plan(int32_t dtype, int64_t rows, int64_t dim
 {
     const int64_t pieces = dim * (dtype == SOP_F32 ? 4 : 2) / 16;
     const bool warps = norm_grad_by_warps(pieces);
-    const int64_t most = (int64_t)facts->workers * (warps || pieces <= 256 ? 4 : 2);
+    /* 1024 threads a multiprocessor, in at most 8 blocks */
+    const int64_t threads = warps ? 256 : sop_wide_threads(pieces, pieces <= 512 ? 1 : 2);
+    const int64_t each = threads < 128 ? 8 : 1024 / threads;
+    const int64_t most = (int64_t)facts->workers * each;
     const int64_t want = warps ? (rows + 7) / 8 : rows;
     const int64_t blocks = want < most ? want : most;
     *split = {{blocks}, (size_t)(blocks * sums * dim) * sizeof(float)};

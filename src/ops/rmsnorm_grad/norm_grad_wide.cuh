@@ -42,12 +42,11 @@ static __global__ __launch_bounds__(512) void sop_norm_grad_wide(const norm_grad
     __shared__ float staged[WARP ? 8 : 1][WARP ? 32 * N : 1];
     const int across = WARP ? 32 : blockDim.x, at = threadIdx.x % across;
     const int lanes = WARP ? 8 : 1;
-    const float n = (float)a.dim;
+    const float share = 1 / (float)a.dim;
     float w[REP][N], sums[SUMS][REP][N] = {};
     wide_raw<T, N> xs[REP], gs[REP], rs[REP];
     sop_begin();
-    auto fetch = [&](int64_t row) {
-        const int64_t t = row / a.heads, h = row % a.heads;
+    auto fetch = [&](int64_t t, int64_t h) {
         const T *x = (const T *)a.x + t * a.x_stride + h * a.x_head;
         const T *dy = (const T *)a.dy + t * a.dy_stride + h * a.dy_head;
         const T *dr = (const T *)a.dr + t * a.dr_stride + h * a.dr_head;
@@ -67,9 +66,12 @@ static __global__ __launch_bounds__(512) void sop_norm_grad_wide(const norm_grad
 #pragma unroll
         for (int e = 0; e < N; e++) w[k][e] = a.w ? w[k][e] + a.offset : 1;
     }
-    const int64_t step = (int64_t)gridDim.x * lanes;
+    /* divisions of 64 bits would take longer than a row: token and head go on by steps */
+    const int64_t step = (int64_t)gridDim.x * lanes, step_t = step / a.heads;
+    const int64_t step_h = step % a.heads;
     int64_t row = (int64_t)blockIdx.x * lanes + threadIdx.x / across;
-    if (row < a.rows) fetch(row);
+    int64_t t = row / a.heads, h = row % a.heads;
+    if (row < a.rows) fetch(t, h);
     for (int turn = 0; row < a.rows; row += step, turn ^= 1) {
         float x[REP][N], g[REP][N];
         wide_raw<T, N> more[REP];
@@ -85,7 +87,11 @@ static __global__ __launch_bounds__(512) void sop_norm_grad_wide(const norm_grad
 #pragma unroll
             for (int e = 0; e < N; e++) x[k][e] = g[k][e] = 0;
         }
-        if (row + step < a.rows) fetch(row + step);
+        T *dx = (T *)a.dx + t * a.dx_stride + h * a.dx_head;
+        t += step_t;
+        h += step_h;
+        if (h >= a.heads) h -= a.heads, t++;
+        if (row + step < a.rows) fetch(t, h);
         float of_g = 0, of_gz, scale;
         if (MEAN) {
             float first[1] = {0}, v[4] = {};
@@ -94,7 +100,7 @@ static __global__ __launch_bounds__(512) void sop_norm_grad_wide(const norm_grad
 #pragma unroll
                 for (int e = 0; e < N; e++) first[0] += x[k][e];
             norm_grad_sums(first, shared[2], WARP);
-            const float mean = first[0] / n;
+            const float mean = first[0] * share;
 #pragma unroll
             for (int k = 0; k < REP; k++) {
                 if ((int64_t)(k * across + at) * N >= a.dim) continue;
@@ -108,10 +114,10 @@ static __global__ __launch_bounds__(512) void sop_norm_grad_wide(const norm_grad
                 }
             }
             norm_grad_sums(v, shared[turn], WARP);
-            const float rest = v[0] / n, variance = v[1] / n - rest * rest;
+            const float rest = v[0] * share, variance = v[1] * share - rest * rest;
             scale = 1 / sqrtf((variance < 0 ? 0 : variance) + a.eps);
-            of_g = v[2] / n;
-            of_gz = scale * fmaf(-rest, v[2], v[3]) / n;
+            of_g = v[2] * share;
+            of_gz = scale * fmaf(-rest, v[2], v[3]) * share;
 #pragma unroll
             for (int k = 0; k < REP; k++)
 #pragma unroll
@@ -126,10 +132,9 @@ static __global__ __launch_bounds__(512) void sop_norm_grad_wide(const norm_grad
                     v[1] = fmaf(w[k][e] * g[k][e], x[k][e], v[1]);
                 }
             norm_grad_sums(v, shared[turn], WARP);
-            scale = 1 / sqrtf(v[0] / n + a.eps);
-            of_gz = scale * v[1] / n;
+            scale = 1 / sqrtf(fmaf(v[0], share, a.eps));
+            of_gz = scale * v[1] * share;
         }
-        T *dx = (T *)a.dx + row / a.heads * a.dx_stride + row % a.heads * a.dx_head;
 #pragma unroll
         for (int k = 0; k < REP; k++) {
             const int64_t i = (int64_t)(k * across + at) * N;
