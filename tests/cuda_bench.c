@@ -22,8 +22,8 @@
 struct line {
     const char *op, *row, *floor, *desc; /* floor: NULL where it would take too long */
     /* attention: the first sequence has all, the others this; sample: each row wants 1: all filters,
-     * 2: top_p alone, 3: a temperature alone; bias_act, layernorm: 1: with what is optional but the
-     * residual, 2: with all */
+     * 2: top_p alone, 3: a temperature alone; bias_act, layernorm, gradients: 1: with what is
+     * optional but the residual, 2: with all */
     int32_t skewed;
 };
 
@@ -43,6 +43,13 @@ struct line {
 #define ROPE "rope", "rope_wide_sm80", "rope_cuda"
 #define APPEND "kv_append", "kv_append_wide_sm80", "kv_append_cuda"
 #define BIAS_ACT "bias_act", "bias_act_wide_sm80", "bias_act_cuda"
+#define BIAS_ACT_GRAD "bias_act_grad", "bias_act_grad_wide_sm80", "bias_act_grad_cuda"
+#define GATED_GRAD "gated_grad", "gated_grad_wide_sm80", "gated_grad_cuda"
+#define SOFTMAX_GRAD "softmax_grad", "softmax_grad_wide_sm80", "softmax_grad_cuda"
+#define RMSNORM_GRAD "rmsnorm_grad", "rmsnorm_grad_wide_sm80", "rmsnorm_grad_cuda"
+#define LAYERNORM_GRAD "layernorm_grad", "layernorm_grad_wide_sm80", "layernorm_grad_cuda"
+#define ATTENTION_GRAD "attention_grad", "attention_grad_sm90"
+#define GRAD_BF16 " causal=1 q=bf16 o=bf16 dq=bf16"
 #define LAYERNORM "layernorm", "layernorm_wide_sm80", "layernorm_cuda"
 #define COMBINE "combine", "combine_wide_sm80", "combine_cuda"
 #define EXPERTS "experts", "experts_gemm_sm90"
@@ -175,6 +182,24 @@ static const struct line lines[] = {
     {SAMPLE, "rows=64 vocab=151936", 2},
     {SAMPLE, "rows=64 vocab=151936", 3},
     {SAMPLE, "rows=64 vocab=151936 x=bf16", 0},
+    {BIAS_ACT_GRAD, "tokens=8192 dim=4096 act=gelu x=bf16 r=bf16 dy=bf16 dx=bf16", 1},
+    {BIAS_ACT_GRAD, "tokens=8192 dim=4096 act=gelu_tanh x=bf16 r=bf16 dy=bf16 dx=bf16", 1},
+    {BIAS_ACT_GRAD, "tokens=8192 dim=4096 act=quick_gelu x=bf16 r=bf16 dy=bf16 dx=bf16", 2},
+    {GATED_GRAD, "tokens=4096 dim=8192 x=bf16 dy=bf16 dx=bf16", 0},
+    {SOFTMAX_GRAD, "tokens=8192 dim=4096 y=bf16 dy=bf16 dx=bf16", 0},
+    {RMSNORM_GRAD, "tokens=8192 dim=4096 x=bf16 dy=bf16 dr=bf16 dx=bf16", 1},
+    {RMSNORM_GRAD, "tokens=8192 dim=4096 x=bf16 dy=bf16 dr=bf16 dx=bf16", 2},
+    {RMSNORM_GRAD, "tokens=8192 heads=32 dim=128 x=bf16 dy=bf16 dr=bf16 dx=bf16", 1},
+    {LAYERNORM_GRAD, "tokens=8192 dim=4096 x=bf16 dy=bf16 dr=bf16 dx=bf16", 1},
+    {LAYERNORM_GRAD, "tokens=16384 dim=768 x=bf16 dy=bf16 dr=bf16 dx=bf16", 1},
+    {ATTENTION_GRAD, "attention_grad_sm80", "tokens=4096 heads=32 kv_heads=8 k=128" GRAD_BF16, 0},
+    {ATTENTION_GRAD, "attention_grad_sm80",
+     "tokens=8192 seqs=4 max_q=2048 max_kv=2048 heads=14 kv_heads=2 k=64" GRAD_BF16, 0},
+    {ATTENTION_GRAD, NULL, "tokens=16384 heads=16 k=128" GRAD_BF16, 0},
+    {"attention_grad", "attention_grad_sm80", "attention_grad_cuda",
+     "tokens=1024 heads=8 k=128" GRAD_BF16, 0},
+    {"attention_grad", "attention_grad_sm80", NULL,
+     "tokens=4096 heads=32 kv_heads=8 k=128" GRAD_BF16, 0},
 };
 
 static sop_device *card;
@@ -248,7 +273,7 @@ static void want(const sop_sample_desc *d, int32_t what, const sop_operand *args
 
 static int is_residual(const sop_op *op, int32_t r)
 {
-    return op->roles[r].name[0] == 'r';
+    return op->roles[r].name[0] == 'r' || strcmp(op->roles[r].name, "dr") == 0;
 }
 
 /* Whether a line runs without the operand. */
@@ -256,7 +281,7 @@ static int absent(const sop_op *op, int32_t r, int32_t skewed)
 {
     if (op->roles[r].flags & SOP_ROLE_LIVE) return 1;
     if (!sop_droppable(op, r)) return 0;
-    if (op != &sop_op_bias_act && op != &sop_op_layernorm) return 1;
+    if (op != &sop_op_bias_act && op != &sop_op_layernorm && !strstr(op->name, "_grad")) return 1;
     return skewed == 0 || (skewed == 1 && is_residual(op, r));
 }
 

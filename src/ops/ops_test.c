@@ -87,6 +87,17 @@ static void names_are_unique_and_rows_are_whole(void)
     }
 }
 
+static void a_gradient_is_an_op_of_the_library(void)
+{
+    int n = 0;
+    for (const sop_op *const *o = sop_ops(); *o; o++) {
+        if (!(*o)->backward) continue;
+        CHECK(sop_op_find((*o)->backward) != NULL);
+        n++;
+    }
+    CHECK(n >= 8);
+}
+
 static bool some_operand_is_f64(const sop_op *op, const desc *d)
 {
     for (int32_t role = 0; role < op->n_roles; role++) {
@@ -128,6 +139,7 @@ int main(void)
     RUN(the_last_row_is_the_reference_and_takes_every_case);
     RUN(a_desc_survives_print_and_parse_and_completing_twice);
     RUN(names_are_unique_and_rows_are_whole);
+    RUN(a_gradient_is_an_op_of_the_library);
     RUN(fast_rows_refuse_a_type_they_do_not_know);
     return test_report();
 }

@@ -258,6 +258,12 @@ static const char *takes_floats(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_grad_sm90", "cuda", SOP_CUDA_SM90A, SOP_ROW_ROUNDS,
+     .refuse = sop_attention_grad_sm80_refuse, .plan = sop_attention_grad_sm80_plan,
+     .run = sop_attention_grad_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_grad_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_ROUNDS,
+     .refuse = sop_attention_grad_sm80_refuse, .plan = sop_attention_grad_sm80_plan,
+     .run = sop_attention_grad_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_grad_cuda", "cuda", 0, 0, .refuse = takes_floats,
      .plan = sop_attention_grad_cuda_plan, .run = sop_attention_grad_cuda},
 #endif
@@ -289,6 +295,9 @@ static const char *const cases[] = {
     "tokens=129 keys=65 seqs=2 heads=2 k=64 q=bf16 o=bf16 dq=bf16",
     "tokens=66 heads=2 kv_heads=1 k=128 causal=1 cap=30 q=bf16 o=bf16 dq=f32",
     "tokens=35 heads=4 kv_heads=2 k=64 causal=1 q=f16 o=f16 dq=f16",
+    "tokens=70 heads=2 kv_heads=1 k=80 v=96 causal=1 q=bf16 o=bf16 dq=bf16",
+    "tokens=65 seqs=2 heads=2 k=40 v=8 q=bf16 o=bf16 dq=f32",
+    "tokens=9 heads=2 k=136 causal=1 q=bf16 o=bf16 dq=bf16", /* beyond: more than 128 channels */
     "tokens=20 heads=2 k=300 v=270 causal=1",
     "tokens=64 k=64 causal=1 q=bf16 o=bf16 dq=bf16 numerics=exact",
     "tokens=7 keys=9 seqs=2 heads=4 kv_heads=2 k=8 v=6 causal=1 cap=3 q=f64 o=f64 dq=f64",

@@ -36,7 +36,13 @@ sop_status sop_attention_grad_f32_plan(const void *desc, const int32_t *params,
                                        const sop_facts *facts, size_t budget, sop_split *split);
 sop_status sop_attention_grad_f32_c(const sop_call *call); /* attention_grad_c.c */
 
-/* CUDA: attention_grad_cuda.cu takes everything */
+/* CUDA: attention_grad_cuda.cu takes everything, _sm80.cu and _sm90.cu bf16 heads of up
+ * to 128 channels */
+const char *sop_attention_grad_sm80_refuse(const void *desc);
+sop_status sop_attention_grad_sm80_plan(const void *desc, const int32_t *params,
+                                        const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_attention_grad_sm80(const sop_call *call);
+sop_status sop_attention_grad_sm90(const sop_call *call);
 sop_status sop_attention_grad_cuda_plan(const void *desc, const int32_t *params,
                                         const sop_facts *facts, size_t budget, sop_split *split);
 sop_status sop_attention_grad_cuda(const sop_call *call);

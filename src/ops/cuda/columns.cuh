@@ -58,28 +58,34 @@ SOP_DEV void sop_columns(int64_t rows, int64_t cols, int64_t chunk, float *part,
     }
 }
 
-/* out[n][i] = the sum over chunks of part[chunk][n][i]; an out may be NULL. */
+/* out[n][i] = the sum over chunks of part[chunk][n][i], by 32 x 32 threads; an out may be NULL. */
 struct sop_column_outs {
     float *out[2];
 };
-static __global__ void sop_column_sums(const float *part, int chunks, int n, int64_t cols,
-                                       const sop_column_outs outs)
+static __global__ __launch_bounds__(1024) void sop_column_sums(const float *part, int chunks, int n,
+                                                               int64_t cols,
+                                                               const sop_column_outs outs)
 {
+    __shared__ float shared[32][33];
     sop_begin();
-    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    float *out = outs.out[blockIdx.y];
-    if (i >= cols || !out) return;
-    float sum = 0;
-#pragma unroll 8
-    for (int c = 0; c < chunks; c++) sum += part[((int64_t)c * n + blockIdx.y) * cols + i];
-    out[i] = sum;
+    const int64_t i = (int64_t)blockIdx.x * 32 + threadIdx.x;
+    float *out = outs.out[blockIdx.y], sum = 0;
+    if (!out) return;
+    for (int c = threadIdx.y; c < chunks && i < cols; c += 32)
+        sum += part[((int64_t)c * n + blockIdx.y) * cols + i];
+    shared[threadIdx.x][threadIdx.y] = sum;
+    __syncthreads();
+    /* warp y has column y */
+    sum = sop_warp_sum(shared[threadIdx.y][threadIdx.x]);
+    const int64_t column = (int64_t)blockIdx.x * 32 + threadIdx.y;
+    if (threadIdx.x == 0 && column < cols) out[column] = sum;
 }
 static inline sop_status sop_column_finish(const sop_call *call, const float *part, int64_t chunks,
                                            int n, int64_t cols, float *out0, float *out1)
 {
     const sop_column_outs outs = {{out0, out1}};
-    return sop_launch(sop_column_sums, dim3(sop_blocks(cols, 128), (unsigned)n), 128, call, part,
-                      (int)chunks, n, cols, outs);
+    return sop_launch(sop_column_sums, dim3(sop_blocks(cols, 32), (unsigned)n), dim3(32, 32), call,
+                      part, (int)chunks, n, cols, outs);
 }
 
 #endif

@@ -12,8 +12,8 @@ typedef struct sop_act_point {
 } sop_act_point;
 
 /* For a row that knows g up to `off`. With u = 2^-24: the share is off by 13 u, a vector function of 6.4
- * ulp, and by what roundings of its argument do to it; so is t, with up to 11 products more, and the
- * power of its own argument. What moves with g moves by the slope of what it is, no more than 2 for act',
+ * ulp, and by what roundings of its argument do to it, one of which takes it to base 2; so is t, with up to
+ * 11 products more, and the power of its own argument. What moves with g moves by the slope of what it is, no more than 2 for act',
  * and 4 exp(-|g| / 2) where that is less; relu' jumps at 0. Powers below 2^-126 may be 0. */
 static inline sop_act_point sop_act_at(int32_t act, double g, double off)
 {
@@ -22,10 +22,10 @@ static inline sop_act_point sop_act_at(int32_t act, double g, double off)
     const double share = sop_act_share(act, g, &share_roundings), near0 = fabs(g) - off;
     p.y = act == SOP_ACT_RELU && g < 0 ? 0 : g * share;
     switch (act) {
-    case SOP_ACT_SILU: break;
-    case SOP_ACT_QUICK_GELU: t_roundings = 2 * fabs(1.702 * g); break;
+    case SOP_ACT_SILU: t_roundings = fabs(g); break;
+    case SOP_ACT_QUICK_GELU: t_roundings = 3 * fabs(1.702 * g); break;
     case SOP_ACT_GELU_TANH:
-        t_roundings = 6 * fabs(1.5957691216057308 * g * (1 + 0.044715 * g * g));
+        t_roundings = 7 * fabs(1.5957691216057308 * g * (1 + 0.044715 * g * g));
         break;
     case SOP_ACT_RELU: break;
     default: t_roundings = g * g; break;
@@ -42,7 +42,8 @@ static inline sop_act_point sop_act_at(int32_t act, double g, double off)
     if (isinf(t_roundings)) t_roundings = 0;
     const double curve = 2 * fmin(1, 2 * exp(-fmax(near0, 0) / 2));
     p.slope_off = curve * off +
-                  SOP_U32 * ((14 + share_roundings) * share + (24 + t_roundings) * fabs(t)) +
+                  SOP_U32 * ((14 + share_roundings + t_roundings * (1 - share)) * share +
+                             (24 + t_roundings) * fabs(t)) +
                   0x1p-117;
     p.y_off = fabs(p.slope) * off + off * off + (14 + share_roundings) * SOP_U32 * fabs(p.y) +
               0x1p-149 * (fabs(g) + 1);

@@ -110,9 +110,13 @@ static const char *takes_floats(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "gated_grad_wide_sm80", "cuda", SOP_CUDA_SM80,
+     SOP_ROW_INVARIANT, .refuse = sop_gated_grad_wide_refuse, .run = sop_gated_grad_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "gated_grad_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_floats, .run = sop_gated_grad_cuda},
 #endif
+    {sizeof(sop_row), SOP_DEVICE_CPU, "gated_grad_f32_avx2", "c", SOP_CPU_AVX2, SOP_ROW_INVARIANT,
+     .refuse = takes_f32, .run = sop_gated_grad_f32_avx2},
     {sizeof(sop_row), SOP_DEVICE_CPU, "gated_grad_f32_c", "c", 0, SOP_ROW_INVARIANT,
      .refuse = takes_f32, .run = sop_gated_grad_f32_c},
     {sizeof(sop_row), SOP_DEVICE_CPU, "gated_grad_ref", "c", 0, SOP_ROW_REFERENCE | SOP_ROW_INVARIANT,

@@ -112,6 +112,8 @@ static const char *takes_floats(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "layernorm_grad_wide_sm80", "cuda", SOP_CUDA_SM80, 0,
+     .refuse = sop_layernorm_grad_wide_refuse, .plan = sop_layernorm_grad_wide_plan, .run = sop_layernorm_grad_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "layernorm_grad_cuda", "cuda", 0, 0, .refuse = takes_floats,
      .plan = sop_layernorm_grad_cuda_plan, .run = sop_layernorm_grad_cuda},
 #endif

@@ -135,8 +135,8 @@ static const char *const cases[] = {
     "rows=65 cols=66 k=67",
     "rows=64 cols=64 k=16 transposed=1",
     "rows=130 cols=100 k=129 transposed=1",
-    "rows=16 cols=896 k=128",              /* dx of qwen2.5 0.5B's keys */
-    "rows=128 cols=896 k=48 transposed=1", /* dw of it */
+    "rows=16 cols=896 k=128",             /* dx of qwen2.5 0.5B's keys */
+    "rows=24 cols=896 k=48 transposed=1", /* dw of some of them */
     "rows=64 cols=128 k=72 a=bf16 b=bf16 y=bf16",
     "rows=72 cols=264 k=200 transposed=1 a=bf16 b=bf16 y=bf16 a_stride=80",
     "rows=136 cols=64 k=128 transposed=1 a=f16 b=f16 y=f32",

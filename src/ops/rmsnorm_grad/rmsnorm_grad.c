@@ -131,9 +131,14 @@ static const char *takes_floats(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "rmsnorm_grad_wide_sm80", "cuda", SOP_CUDA_SM80, 0,
+     .refuse = sop_rmsnorm_grad_wide_refuse, .plan = sop_rmsnorm_grad_wide_plan, .run = sop_rmsnorm_grad_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "rmsnorm_grad_cuda", "cuda", 0, 0, .refuse = takes_floats,
      .plan = sop_rmsnorm_grad_cuda_plan, .run = sop_rmsnorm_grad_cuda},
 #endif
+    {sizeof(sop_row), SOP_DEVICE_CPU, "rmsnorm_grad_f32_avx2", "c", SOP_CPU_AVX2, 0,
+     .refuse = takes_f32,
+     .plan = sop_rmsnorm_grad_plan, .run = sop_rmsnorm_grad_f32_avx2},
     {sizeof(sop_row), SOP_DEVICE_CPU, "rmsnorm_grad_f32_c", "c", 0, 0, .refuse = takes_f32,
      .plan = sop_rmsnorm_grad_plan, .run = sop_rmsnorm_grad_f32_c},
     {sizeof(sop_row), SOP_DEVICE_CPU, "rmsnorm_grad_ref", "c", 0, SOP_ROW_REFERENCE,

@@ -102,6 +102,8 @@ static const char *takes_floats(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "softmax_grad_wide_sm80", "cuda", SOP_CUDA_SM80,
+     SOP_ROW_INVARIANT, .refuse = sop_softmax_grad_wide_refuse, .run = sop_softmax_grad_wide_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "softmax_grad_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_floats, .run = sop_softmax_grad_cuda},
 #endif

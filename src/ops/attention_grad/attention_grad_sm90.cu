@@ -1,0 +1,16 @@
+#include "ops/attention_grad/attention_grad_launch.cuh"
+#include "ops/attention_grad/attention_grad_sm90.cuh"
+
+template <int D, bool KEYS, bool CAP, typename G> struct by_wgmma {
+    static constexpr auto kernel = sop_attention_grad_wgmma<D, KEYS, CAP, G>;
+    enum {
+        threads = grad_wgmma<D>::threads,
+        rows = grad_wgmma<D>::rows,
+        shared = grad_wgmma<D>::bytes
+    };
+};
+
+extern "C" sop_status sop_attention_grad_sm90(const sop_call *call)
+{
+    return grad_run_any<by_wgmma>(call);
+}
