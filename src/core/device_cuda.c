@@ -4,12 +4,20 @@
  * first failure is reported as SOP_E_DEVICE with the rows that were under way, every later one as
  * SOP_E_INTERNAL: nobody may take it for a fault of the row it happens to meet. */
 #include "core/device_cuda.h"
+#include "sop/cuda.h"
 
 #include "base/status.h"
 #include "core/host.h"
-#include "sop/cuda.h"
 
 #ifndef SOP_CUDA
+
+sop_status sop_queue_on(sop_device *device, void *stream, sop_queue **out, int32_t *recording)
+{
+    (void)device, (void)stream;
+    *out = NULL;
+    if (recording) *recording = 0;
+    return sop_fail(SOP_E_UNSUPPORTED, "a queue on a stream: superop was built without CUDA");
+}
 
 sop_status sop_device_cuda(int32_t index, sop_device **out)
 {
@@ -28,13 +36,6 @@ void sop_cuda_host_release(sop_device *d, void *p)
 {
     (void)d;
     (void)p;
-}
-
-sop_status sop_queue_on(sop_device *device, void *stream, sop_queue **out, int32_t *recording)
-{
-    (void)device, (void)stream, (void)recording;
-    *out = NULL;
-    return sop_fail(SOP_E_UNSUPPORTED, "a queue on a stream: superop was built without CUDA");
 }
 
 #else

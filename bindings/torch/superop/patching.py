@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from . import hf as _attention
+from .cache import GrowingLayer, grow
 
 ops = torch.ops.superop
 
@@ -27,6 +28,7 @@ _FAMILIES = {
     "MistralDecoderLayer": (0.0, False),
     "Gemma3DecoderLayer": (1.0, True),
 }
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ROPES = ("default", "linear", "llama3", "yarn")
 _ACTS = {
     "SiLU": 0,
@@ -37,44 +39,53 @@ _ACTS = {
 }
 
 
-class _Param:
-    """A small parameter in float32, as the operators read them; made again when it has changed."""
+# What a layer may be told: what attention may, without what it does with keys of its own.
+_KNOWN = _attention._PLAIN - {"cache", "read_index", "write_index", "block_table", "s_aux", "softcap"}
 
-    def __init__(self, tensor):
-        self.tensor = tensor
-        self.version = None
-        self.wide = None
-        self.refresh()
+
+class _Param:
+    """A small parameter as the operators read it, in float32: itself, or a copy that its group keeps."""
+
+    def __init__(self, module, name, group):
+        self.params, self.name, self.wide = module._parameters, name, None
+        group.members.append(self)
+
+
+class _Group:
+    """The small parameters of a model. Their copies are made anew at the start of each pass, by one call:
+    a parameter that was written through .data shows it nowhere."""
+
+    def __init__(self):
+        self.members, self.seen, self.narrow, self.wide = [], None, [], []
 
     def refresh(self):
-        t = self.tensor
-        if t is None or t.dtype is torch.float32:
-            self.wide = None if t is None else t.detach()
-        else:
-            self.wide = t.detach().float()
-        self.version = self.key()
-
-    def key(self):
-        return None if self.tensor is None else (self.tensor._version, self.tensor.data_ptr(), self.tensor.dtype)
-
-    def __call__(self):
-        if not torch.compiler.is_compiling() and self.version != self.key():
-            self.refresh()
-        return self.wide
+        now = [p.params.get(p.name) for p in self.members]
+        key = [(id(t), t.dtype, t.device) for t in now if t is not None]
+        if key != self.seen:
+            self.seen, self.narrow, self.wide = key, [], []
+            for p, t in zip(self.members, now):
+                p.wide = t
+                if t is not None and t.dtype is not torch.float32:
+                    p.wide = torch.empty_like(t, dtype=torch.float32, requires_grad=False)
+                    self.narrow.append(t)
+                    self.wide.append(p.wide)
+        if self.wide:
+            with torch.no_grad():
+                torch._foreach_copy_(self.wide, self.narrow)
 
 
 class _Norm:
-    def __init__(self, module, offset):
-        self.weight = _Param(module.weight)
+    def __init__(self, module, offset, group):
+        self.weight = _Param(module, "weight", group)
         self.eps = getattr(module, "variance_epsilon", None) or module.eps
         self.offset = offset
 
     def __call__(self, x):
-        return ops.rms_norm(x, self.weight(), self.eps, self.offset)
+        return ops.rms_norm(x, self.weight.wide, self.eps, self.offset)
 
     def after(self, x, residual):
         """The norm of x + residual, and the sum."""
-        return ops.add_rms_norm(x, residual, self.weight(), self.eps, self.offset)
+        return ops.add_rms_norm(x, residual, self.weight.wide, self.eps, self.offset)
 
 
 class _Linears:
@@ -82,28 +93,42 @@ class _Linears:
     PyTorch's own: superop's fast rows there read weights that were packed at load, which would be a
     second copy of the model's."""
 
-    def __init__(self, *modules):
-        self.modules = modules
-        self.bias = [_Param(m.bias) for m in modules]
+    def __init__(self, group, *modules):
+        self.params = [m._parameters for m in modules]
+        self.bias = [_Param(m, "bias", group) for m in modules]
         self.op = {1: ops.linear, 2: ops.linear2, 3: ops.linear3}[len(modules)]
 
     def __call__(self, x):
-        if x.device.type == "cpu":
-            parts = [F.linear(x, m.weight, m.bias) for m in self.modules]
-            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return self.op(x, *(m.weight for m in self.modules), *(b() for b in self.bias))
+        if x.is_cuda:
+            return self.op(x, *[p["weight"] for p in self.params], *[b.wide for b in self.bias])
+        parts = [F.linear(x, p["weight"], p["bias"]) for p in self.params]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 class _Step:
     """What the layers of a model share in one forward pass; the first one makes it anew."""
 
     def __init__(self):
-        self.source = self.pos = self.index = self.slots = None
+        self.group = _Group()
+        self.source = self.pos = self.index = self.slots = self.shift = None
+        self.freqs = {}
 
     def begin(self, positions, b, n):
+        self.group.refresh()
         self.source = positions
-        self.pos = positions.expand(b, n).to(torch.int32).contiguous()
-        self.index = self.slots = None
+        self.pos = positions.expand(b, n).to(torch.int32).reshape(-1)
+        self.index = self.slots = self.shift = None
+        self.freqs = {}
+
+
+    def shifted(self, mask, said, each, index):
+        """The index of pages that begin at the first key of each sequence; between those of two lie `each`
+        tokens."""
+        if self.shift is None or self.shift[0] != (id(mask), each):
+            first, lens = said
+            table = torch.arange(0, first.shape[0] * each, each, dtype=torch.int32, device=mask.device) + first
+            self.shift = (id(mask), each), (table.unsqueeze(1), index[1], lens)
+        return self.shift[1]
 
 
 class _LazyRope:
@@ -126,8 +151,8 @@ class _LazyRope:
 
 
 def _plain(module):
-    """Whether a module is a linear without anything around it."""
-    return type(module) is nn.Linear and not hasattr(module, "_hf_hook")
+    """Whether a module is a linear without anything around it, of weights that lie as they look."""
+    return type(module) is nn.Linear and not hasattr(module, "_hf_hook") and type(module.weight.data) is torch.Tensor
 
 
 class _Layer:
@@ -140,20 +165,22 @@ class _Layer:
         self.kind = getattr(attn, "layer_type", None)
         self.index, self.dim, self.scaling = attn.layer_idx, attn.head_dim, attn.scaling
         self.causal = getattr(attn, "is_causal", True)
+        self.dropout = getattr(attn, "attention_dropout", 0.0)
         mistral = type(module).__name__ == "MistralDecoderLayer"
         window = getattr(attn.config if mistral else attn, "sliding_window", None)
         self.window = window or 0
-        self.qkv, self.out = _Linears(attn.q_proj, attn.k_proj, attn.v_proj), _Linears(attn.o_proj)
+        group = step.group
+        self.qkv, self.out = _Linears(group, attn.q_proj, attn.k_proj, attn.v_proj), _Linears(group, attn.o_proj)
         self.heads, self.groups = (p.out_features // self.dim for p in (attn.q_proj, attn.k_proj))
         self.weight = attn.o_proj.weight
         norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
-        self.head_norms = [_Norm(x, offset) for x in norms if x is not None]
-        self.before = _Norm(module.input_layernorm, offset)
-        self.between = _Norm(module.pre_feedforward_layernorm if sandwich else module.post_attention_layernorm, offset)
-        self.after = []
+        self.head_norms = [_Norm(x, offset, group) for x in norms if x is not None]
+        self.before = _Norm(module.input_layernorm, offset, group)
+        between, after = module.post_attention_layernorm, []
         if sandwich:
-            self.after = [_Norm(module.post_attention_layernorm, offset), _Norm(module.post_feedforward_layernorm, offset)]
-        self.up, self.down = _Linears(mlp.gate_proj, mlp.up_proj), _Linears(mlp.down_proj)
+            between, after = module.pre_feedforward_layernorm, [between, module.post_feedforward_layernorm]
+        self.between, self.after = _Norm(between, offset, group), [_Norm(x, offset, group) for x in after]
+        self.up, self.down = _Linears(group, mlp.gate_proj, mlp.up_proj), _Linears(group, mlp.down_proj)
         self.act = _ACTS[type(mlp.act_fn).__name__]
 
     @staticmethod
@@ -170,120 +197,119 @@ class _Layer:
             return f"the activation {type(mlp.act_fn).__name__}"
         if hasattr(module, "_hf_hook"):
             return "a hook of accelerate's"
+        for name, inner in module.named_modules():
+            if name and (inner._forward_hooks or inner._forward_pre_hooks):
+                return f"a hook on {name}"
         return None
 
-    def not_now(self, x, mask, kwargs):
+    def not_now(self, x, mask, cache, kwargs):
         """Why this call goes the old way, or None."""
         module = self.module()
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in module.parameters())):
             return "a decoder layer under gradients"
         if kwargs.get("output_attentions"):
             return "output_attentions asks for the weights"
-        if x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.dtype != self.weight.dtype:
+        if module.training and self.dropout:
+            return "dropout of attention weights"
+        if x.dtype not in _FLOATS or x.dtype != self.weight.dtype:
             return f"a decoder layer of {self.weight.dtype} with {x.dtype}"
         if x.device != self.weight.device or x.device.type not in ("cpu", "cuda"):
             return f"a decoder layer on {x.device.type}"
         if torch.is_autocast_enabled(x.device.type):
             return "autocast"
-        if mask is not None and mask.dtype not in (torch.bool, torch.int32, torch.float32, torch.float16, torch.bfloat16):
+        if not _attention.takes_mask(mask):
             return f"a mask of {mask.dtype}"
+        for key, value in kwargs.items():  # among them a cache of continuous batching
+            if value is None or value is cache:
+                continue
+            if key not in _KNOWN or (key == "is_causal" and value is False):
+                return f"a decoder layer with {key}"
         return None
 
     def freqs(self):
-        rotary, kind = self.rotary, self.kind
-        if hasattr(rotary, "inv_freq"):
-            return rotary.inv_freq.float(), float(rotary.attention_scaling)
-        return getattr(rotary, f"{kind}_inv_freq").float(), float(getattr(rotary, f"{kind}_attention_scaling"))
+        known = self.step.freqs.get(self.kind)
+        if known is None:
+            rotary, kind = self.rotary, "" if hasattr(self.rotary, "inv_freq") else f"{self.kind}_"
+            known = getattr(rotary, f"{kind}inv_freq").float(), float(getattr(rotary, f"{kind}attention_scaling"))
+            self.step.freqs[self.kind] = known
+        return known
 
     def attend(self, x, mask, cache, kwargs):
+        """Attention of x [b, n, channels]: [b, n, heads * d]."""
         b, n, _ = x.shape
         h, g, d = self.heads, self.groups, self.dim
         step = self.step
-        qkv = self.qkv(x)
-        both = qkv[..., : (h + g) * d].view(b, n, h + g, d)
-        freqs, mscale = self.freqs()
-        if self.head_norms:
-            for norm, part in zip(self.head_norms, (both[:, :, :h], both[:, :, h:])):
-                ops.rms_norm.out(part, norm.weight(), norm.eps, norm.offset, y=part)
-        ops.rope.out(both, step.pos, freqs, mscale, y=both)
-        q, k = both[:, :, :h].transpose(1, 2), both[:, :, h:].transpose(1, 2)
-        v = qkv[..., (h + g) * d :].view(b, n, g, d).transpose(1, 2)
+        every = self.qkv(x).view(b * n, h + 2 * g, d)
+        q, k, v, both = every[:, :h], every[:, h : h + g], every[:, h + g :], every[:, : h + g]
+        for norm, part in zip(self.head_norms, (q, k)):
+            ops.rms_norm.out(part, norm.weight.wide, norm.eps, norm.offset, y=part)
+        ops.rope.out(both, step.pos, *self.freqs(), y=both)
         cu = kwargs.get("cu_seq_lens_q")
         if cu is not None and cache is None and b == 1:
+            q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
             cu_k = kwargs["cu_seq_lens_k"]
             longest = int(kwargs.get("max_length_k") or (cu_k[1:] - cu_k[:-1]).max())
-            return _attention.packed(q, k, v, cu, cu_k, longest, self.scaling, self.causal, self.window)
+            o = _attention.packed(q, k, v, cu, cu_k, longest, self.scaling, self.causal, self.window)
+            return o.view(b, n, h * d)
         if cache is not None:
-            k, v, own = self.remember(cache, k, v)
-            if own and mask is None:
-                mask = step.index[2]
-            elif own:
-                k, v = own
-        if step.index is None or step.index[3] != (b, n, k.shape[2]):
-            step.index = (*_attention.index_of(b, n, k.shape[2], x.device), (b, n, k.shape[2]))
-        return _attention.core(q, k, v, mask, self.scaling, self.causal, self.window, index=step.index[:3])
+            kp, vp, m = self.remember(cache, b, n, k, v)
+        else:
+            kp, vp, m = *(x.transpose(1, 2) for x in _attention.whole_pages(*self.as_cached(b, n, k, v))), n
+        if step.index is None or step.index[0] != (b, n, m):
+            step.index = (b, n, m), _attention.index_of(b, n, m, x.device)
+        index = step.index[1]
+        said = _attention.extents(mask)
+        if said is not None and said[0] is not None:
+            if cache is not None and type(cache.layers[self.index]) is GrowingLayer:
+                kp, vp = cache.layers[self.index].any
+                index, mask = step.shifted(mask, said, g * kp.shape[1], index), None
+            else:
+                mask = _attention.dense(mask, q.view(b, n, h, d).transpose(1, 2), m, self.causal, self.window)
+        o = _attention.over_pages(q, kp, vp, index, mask, self.scaling, self.causal, self.window)
+        return o.view(b, n, h * d)
 
-    def remember(self, cache, k, v):
-        """Append to the cache: keys and values as attention reads them, and, where these are the whole
-        room of a growing layer, the views of what is there."""
-        from .cache import GrowingLayer, grow
+    def as_cached(self, b, n, *parts):
+        """Keys or values [b * n, g, d] as a cache has them: [b, g, n, d]."""
+        return [x.view(b, n, self.groups, self.dim).transpose(1, 2) for x in parts]
 
+    def remember(self, cache, b, n, k, v):
+        """Append to the cache: keys and values [b, page, g, d] as attention reads them, of a growing layer
+        with the room for what is to come, and how many are there."""
         if self.first:
             grow(cache)
         layers = cache.layers
         if self.index >= len(layers) or type(layers[self.index]) is not GrowingLayer or torch.compiler.is_compiling():
-            return (*cache.update(k, v, self.index), None)
+            keys, values = cache.update(*self.as_cached(b, n, k, v), self.index)
+            m = keys.shape[2]
+            return *(x.transpose(1, 2) for x in _attention.whole_pages(keys, values)), m
         layer, step = layers[self.index], self.step
-        b, g, n, d = k.shape
-        had = layer.room_for(k, v, n)
-        rooms = layer.rooms
-        room = rooms[0].shape[2]
-        if step.slots is None or step.slots[1] != (b, n, had, room):
+        had = layer.room_for(*self.as_cached(b, n, k, v), n)
+        kp, vp = layer.pools
+        room = kp.shape[1]
+        if step.slots is None or step.slots[0] != (b, n, had, room):
             at = torch.arange(had, had + n, dtype=torch.int32, device=k.device)
             rows = torch.arange(0, b * room, room, dtype=torch.int32, device=k.device)
-            step.slots = (rows[:, None] + at).flatten(), (b, n, had, room)
-        ops.kv_append(
-            *(x.transpose(1, 2).reshape(b * n, g, x.shape[-1]) for x in (k, v)),
-            step.slots[0],
-            *(x.transpose(1, 2) for x in rooms),
-        )
+            step.slots = (b, n, had, room), (rows[:, None] + at).flatten()
+        ops.kv_append(k, v, step.slots[1], kp, vp)
         layer.hold(had + n)
-        if step.index is None or step.index[3] != (b, n, room):
-            table, starts, lens = _attention.index_of(b, n, had + n, k.device)
-            step.index = table, starts, lens, (b, n, room)
-        return (*rooms, (layer.keys, layer.values))
+        return kp, vp, had + n
 
-    def __call__(
-        self,
-        hidden_states,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        use_cache=False,
-        position_embeddings=None,
-        **kwargs,
-    ):
+    def __call__(self, hidden_states, attention_mask=None, position_ids=None, **kwargs):
         x, module = hidden_states, self.module()
-        why = self.not_now(x, attention_mask, kwargs)
+        # Transformers 5.24 calls it cache; continuous batching has one of its own kind.
+        cache = kwargs.get("past_key_values")
+        if cache is None and hasattr(kwargs.get("cache"), "layers"):
+            cache = kwargs["cache"]
+        why = self.not_now(x, attention_mask, cache, kwargs)
         if why is None and position_ids is None:
             why = "a decoder layer without position_ids"
         if why is not None:
             _attention._fallback(why)
-            return type(module).forward(
-                module,
-                hidden_states,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                position_embeddings=position_embeddings,
-                **kwargs,
-            )
+            old = type(module).forward
+            return old(module, hidden_states, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
         if self.first or self.step.source is not position_ids:
             self.step.begin(position_ids, x.shape[0], x.shape[1])
-        b, n = x.shape[:2]
-        a = self.attend(self.before(x), attention_mask, past_key_values, kwargs)
-        a = self.out(a.reshape(b, n, -1))
+        a = self.out(self.attend(self.before(x), attention_mask, cache, kwargs))
         if self.sandwich:
             a = self.after[0](a)
         y, x = self.between.after(a, x)
@@ -293,24 +319,28 @@ class _Layer:
         return ops.add(y, x)
 
 
-def _linear_forward(module):
-    old, linear = type(module).forward, _Linears(module)
+def _old_way(module, x):
+    """Whether a call of a norm or a linear outside of the layers is not for superop."""
+    weight = module.weight
+    return (
+        x.dtype not in _FLOATS
+        or x.dtype != weight.dtype
+        or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        or torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def _forward(module, make):
+    """The forward of a module that make(group) is in superop."""
+    old, group = type(module).forward, _Group()
+    new = make(group)
+    group.refresh()
 
     def forward(x):
-        if torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad) or x.dtype != module.weight.dtype:
+        if _old_way(module, x):
             return old(module, x)
-        return linear(x)
-
-    return forward
-
-
-def _norm_forward(module, offset):
-    old, norm = type(module).forward, _Norm(module, offset)
-
-    def forward(x):
-        if torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad):
-            return old(module, x)
-        return norm(x)
+        group.refresh()
+        return new(x)
 
     return forward
 
@@ -369,16 +399,17 @@ def patch(model):
                 continue
             _bind(patched, layer, _Layer(layer, step, rotary, first, *family))
             patched.layers += 1
-            first = False
+            first, offset = False, family[0]
         if first:
             continue
+        step.group.refresh()  # here, so that nothing of it is made inside a recording
         _bind(patched, rotary, _rotary_forward(rotary))
         norm = getattr(parent, "norm", None)
         if norm is not None and type(norm).__name__.endswith("RMSNorm"):
-            _bind(patched, norm, _norm_forward(norm, family[0] if family else 0.0))
+            _bind(patched, norm, _forward(norm, lambda group: _Norm(norm, offset, group)))
     head = getattr(model, "lm_head", None)
     if patched.layers and head is not None and _plain(head):
-        _bind(patched, head, _linear_forward(head))
+        _bind(patched, head, _forward(head, lambda group: _Linears(group, head)))
     if patched.layers and hasattr(model, "set_attn_implementation"):
         patched.implementation = model.config._attn_implementation
         model.set_attn_implementation("superop")

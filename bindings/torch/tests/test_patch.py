@@ -1,5 +1,6 @@
 """superop.patch(model) against eager, in every way that ragged data arrives."""
 
+import importlib.util
 import itertools
 import warnings
 
@@ -164,7 +165,7 @@ def test_parameters_are_the_models_own():
         with torch.no_grad():
             a = model(x).logits
             model.model.layers[0].input_layernorm.weight.mul_(1.5)  # also what is kept in float32 follows
-            model.model.layers[1].self_attn.q_proj.bias.add_(0.25)
+            model.model.layers[1].self_attn.q_proj.bias.data += 0.25  # also where no version tells
             b = model(x).logits
         superop.unpatch(model)
         model.set_attn_implementation("eager")
@@ -204,6 +205,47 @@ def test_weights_of_attention_are_eagers():
         near(want.logits, got.logits)
 
 
+def test_other_types_and_autocast_go_the_old_way():
+    for device, model in everywhere([qwen2, gemma3]):
+        x = ids(2, 9, device)
+        model = model.double()
+        with torch.no_grad():
+            want = model(x).logits
+            superop.patch(model)
+            assert (model(x).logits - want).abs().max() < 1e-9
+            superop.unpatch(model)
+        model = model.float()
+        with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16):
+            want = model(x).logits
+            superop.patch(model)
+            got = model(x).logits
+            superop.unpatch(model)
+        assert want.dtype == got.dtype and (got - want).abs().max() < 0.1
+
+
+def test_continuous_batching_goes_through_the_attention():
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    if not importlib.util.find_spec("psutil"):
+        raise Skip("Transformers asks psutil for the memory there is")
+    for device, model in everywhere([qwen2]):
+        prompts = [ids(1, n, "cpu", n)[0].tolist() for n in (5, 11, 3)]
+        want = []
+        for p in prompts:
+            x = torch.tensor([p], device=device)
+            want.append(model.generate(x, max_new_tokens=8, do_sample=False)[0, len(p) :].tolist())
+        superop.patch(model)
+        config = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        room = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+        try:
+            out = model.generate_batch(prompts, config, room, warmup=False)
+        except ValueError as e:
+            superop.unpatch(model)
+            raise Skip(f"these Transformers: {e}")
+        superop.unpatch(model)
+        assert want == [out[k].generated_tokens for k in sorted(out, key=lambda k: int(k.split("_")[-1]))]
+
+
 def test_what_cannot_be_patched_is_named():
     for device, model in everywhere([llama]):
         model.model.layers[1].mlp.act_fn = torch.nn.Tanh()
@@ -214,6 +256,18 @@ def test_what_cannot_be_patched_is_named():
             got = model(x).logits
             superop.unpatch(model)
             near(model(x).logits, got)
+        heard = []
+        model.model.layers[2].mlp.up_proj.register_forward_hook(lambda *a: heard.append(1))
+        model.model.layers[0].self_attn.q_proj = torch.nn.Sequential(model.model.layers[0].self_attn.q_proj)
+        done = superop.patch(model)
+        assert done.layers == 0 and set(done.refused.values()) == {
+            "q_proj is a Sequential",
+            "the activation Tanh",
+            "a hook on mlp.up_proj",
+        }, done
+        with torch.no_grad():
+            near(model(x).logits, got)
+        assert heard
 
 
 def test_explain_names_the_rows():
@@ -299,3 +353,31 @@ def test_a_step_is_recorded_in_a_graph():
                 g.replay()
                 near(want[i].float(), out.float(), bound=0.02)
         superop.unpatch(model)
+
+
+def test_tokens_of_a_real_shape_are_eagers():
+    """Qwen2-0.5B's layers, fewer of them: each next token is eager's, or one of two that eager can hardly
+    tell apart in this type."""
+    if "cuda" not in DEVICES:
+        raise Skip("there is no card")
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = dict(
+        vocab_size=4000, hidden_size=896, intermediate_size=4864, num_hidden_layers=4, num_attention_heads=14, num_key_value_heads=2
+    )
+    for dtype in (torch.float16, torch.bfloat16):
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(Qwen2Config(**shape, max_position_embeddings=8192)).to("cuda", dtype).eval()
+        cases = [(torch.ones(1, n, dtype=torch.long, device="cuda"), n) for n in (4095, 4096, 4097)]
+        for b in (1, 7, 64):
+            lengths = torch.randint(1, 257, (b, 1), generator=torch.Generator().manual_seed(b)).cuda()
+            cases.append(((torch.arange(256, device="cuda") >= 256 - lengths).long(), b))
+        for mask, seed in cases:
+            x = torch.randint(3, 4000, mask.shape, generator=torch.Generator().manual_seed(seed)).cuda()
+            place = (mask.cumsum(-1) - 1).clamp(min=0)
+            run = lambda m: m(x, attention_mask=mask, position_ids=place, logits_to_keep=1).logits[:, -1].float()  # noqa: E731
+            want, got = eager_then_patched(model, run)
+            noise = 0.05 * want.std()  # of eager itself: 4 layers rounded to 8 or 11 bits
+            at = got.argmax(-1, keepdim=True)
+            assert (want.amax(-1, keepdim=True) - want.gather(-1, at) <= noise).all(), (dtype, tuple(mask.shape))
+            assert (want - got).abs().max() <= 4 * noise, (dtype, tuple(mask.shape), float((want - got).abs().max() / noise))
