@@ -356,6 +356,9 @@ static const sop_row rows[] = {
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_prefill_sm90", "cuda", SOP_CUDA_SM90A,
      SOP_ROW_ROUNDS | SOP_ROW_FLASH, .refuse = sop_attention_prefill_refuse,
      .plan = sop_attention_prefill_plan, .run = sop_attention_prefill_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_prefill_sm80", "cuda", SOP_CUDA_SM80,
+     SOP_ROW_ROUNDS | SOP_ROW_FLASH, .refuse = sop_attention_prefill_sm80_refuse,
+     .run = sop_attention_prefill_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_cuda", "cuda", 0, SOP_ROW_INVARIANT,
      .refuse = takes_all, .run = sop_attention_cuda},
 #endif
