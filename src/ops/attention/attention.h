@@ -86,7 +86,7 @@ sop_status sop_attention_run(const sop_call *call, sop_attention_core *core);
 void sop_attention_merge(float *o, float *lse, const float *o2, float lse2, int64_t v);
 
 /* CUDA: attention_cuda.cu takes everything; few queries, many: attention_decode_sm80.cu,
- * attention_prefill_sm90.cu */
+ * attention_prefill_sm90.cu, attention_prefill_sm80.cu */
 sop_status sop_attention_cuda(const sop_call *call);
 const char *sop_attention_decode_refuse(const void *desc);
 sop_status sop_attention_decode_plan(const void *desc, const int32_t *params,
@@ -96,6 +96,8 @@ const char *sop_attention_prefill_refuse(const void *desc);
 sop_status sop_attention_prefill_plan(const void *desc, const int32_t *params,
                                       const sop_facts *facts, size_t budget, sop_split *split);
 sop_status sop_attention_prefill_sm90(const sop_call *call);
+const char *sop_attention_prefill_sm80_refuse(const void *desc);
+sop_status sop_attention_prefill_sm80(const sop_call *call);
 
 /* over codes, by the two rows above: attention_codes_sm80.cu */
 const char *sop_attention_decode_codes_refuse(const void *desc);

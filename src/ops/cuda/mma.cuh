@@ -1,5 +1,5 @@
 /* ops/cuda/mma.cuh: products by warps and copies into shared memory, of compute capability 8.0 and newer.
- * Source: the PTX ISA, sections "mma.m16n8k16" and "cp.async". */
+ * Source: the PTX ISA, sections "mma.m16n8k16", "ldmatrix" and "cp.async". */
 #ifndef OPS_CUDA_MMA_CUH
 #define OPS_CUDA_MMA_CUH
 
@@ -20,6 +20,21 @@
     }
 SOP_MMA(__nv_bfloat16, "bf16")
 SOP_MMA(__half, "f16")
+
+/* Four matrices of 8 x 8 16-bit elements; lane 8 i + r has the address of row r of matrix i. As pairs of a
+ * row (lane 4 g + c: columns 2c, 2c + 1 of row g), or, transposed, as pairs of a column. */
+SOP_DEV void sop_matrices(uint32_t (&x)[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+}
+SOP_DEV void sop_matrices_across(uint32_t (&x)[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+}
 
 /* 16 bytes to shared memory, both at multiples of 16: the first n are read, the others are 0. */
 SOP_DEV void sop_copy_async(void *to, const void *from, int n)

@@ -8,6 +8,7 @@
 #define OPS_LINEAR_GEMM_SM90_CUH
 
 #include "ops/cuda/hopper.cuh"
+#include "ops/linear/gemm_tiles.cuh"
 
 enum { GEMM_BM = 128, GEMM_BK = 64, GEMM_THREADS = 384 };
 
@@ -30,28 +31,6 @@ struct gemm_args {
     int64_t y_stride;
     int tokens, k, n[3], y_f32;
 };
-
-/* Tile order: groups of 16 row tiles, columns outside, rows inside: what 132 CTAs work on at one
- * time is 16 row tiles by about 8 column tiles, so x and w mostly come from L2. */
-template <int CL> SOP_DEV void gemm_tile(int t, int n_mp, int n_nt, int *mp, int *nt)
-{
-    const int group = 16 / CL, per_group = group * n_nt;
-    const int g = t / per_group, r = t % per_group, height = min(group, n_mp - g * group);
-    *mp = g * group + r % height;
-    *nt = r / height;
-}
-
-/* The weight j of column tile nt, its tile there, and the first column of y it has. */
-template <int BN> SOP_DEV int gemm_part(const int *n, int *nt, int *at)
-{
-    int j = 0;
-    *at = 0;
-    for (; j < 2 && *nt >= (n[j] + BN - 1) / BN; j++) {
-        *nt -= (n[j] + BN - 1) / BN;
-        *at += n[j];
-    }
-    return j;
-}
 
 template <typename T, int BN, int CL>
 static __global__ __launch_bounds__(GEMM_THREADS,

@@ -33,7 +33,8 @@ sop_status sop_linear_bf16x2_plan(const void *desc, const int32_t *params, const
 sop_status sop_linear_bf16x2_amx(const sop_call *call);
 
 /* CUDA: linear_cuda.cu takes everything; few tokens: linear_skinny_sm90.cu, or
- * linear_skinny_quant_sm80.cu where weights have 8 or 4 bits; many tokens: linear_gemm_sm90.cu */
+ * linear_skinny_quant_sm80.cu where weights have 8 or 4 bits; many tokens: linear_gemm_sm90.cu, or
+ * linear_gemm_sm80.cu */
 sop_status sop_linear_cuda(const sop_call *call);
 const char *sop_linear_skinny_refuse(const void *desc);
 sop_status sop_linear_skinny_plan(const void *desc, const int32_t *params, const sop_facts *facts,
@@ -48,6 +49,9 @@ const char *sop_linear_gemm_rounded_refuse(const void *desc);
 sop_status sop_linear_gemm_plan(const void *desc, const int32_t *params, const sop_facts *facts,
                                 size_t budget, sop_split *split);
 sop_status sop_linear_gemm_sm90(const sop_call *call);
+sop_status sop_linear_gemm_sm80_plan(const void *desc, const int32_t *params,
+                                     const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_linear_gemm_sm80(const sop_call *call);
 
 /* by a library: linear_cublaslt.cu */
 const char *sop_linear_cublaslt_refuse(const void *desc);
