@@ -28,8 +28,8 @@ static inline sop_attention_args sop_attention_args_of(const sop_call *call)
             (float *)a[SOP_ATTENTION_LSE].data};
 }
 
-/* What the rows by tensor cores share: 16-bit keys and values, all in pieces of 16
- * bytes. They round the weights of a softmax, and f32 queries, to the type of the keys. */
+/* What the rows by tensor cores share: 16-bit keys and values, all in pieces of 16 bytes. They round the
+ * weights of a softmax, and f32 queries, to the type of the keys. */
 static inline const char *sop_attention_refuse_16(const sop_attention_desc *d)
 {
     if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants products in float32";

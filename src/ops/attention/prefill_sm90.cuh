@@ -37,7 +37,9 @@ template <int K, int V> struct prefill_smem {
         stages = K == 64 ? 4 : 2, /* of K, and of V */
         k = q_stages * q_stage,
         v = k + stages * k_stage,
-        bar = v + stages * v_stage,
+        o = v + stages * v_stage, /* two halves of 64 rows; or none */
+        o_here = o + (V + 63) / 64 * q_chunk < 230000,
+        bar = o_here ? o + (V + 63) / 64 * q_chunk : o,
         item = bar + 8 * (2 * q_stages + 4 * stages),
         bytes = item + q_stages * 32 + 1024
     };
@@ -72,8 +74,8 @@ struct prefill_kernel {
 };
 
 /* Items run over heads inside tiles inside sections of `section` heads; the K and V of a section
- * should fit in L2. BIAS: alibi, a mask, or both. */
-template <typename T, int K, int V, bool BIAS>
+ * should fit in L2. EXTRA: a soft-cap, alibi, a mask. */
+template <typename T, int K, int V, bool EXTRA>
 static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
     const __grid_constant__ prefill_maps maps, const __grid_constant__ prefill_args p)
 {
@@ -201,7 +203,7 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
         regs_inc<232>();
         const int c = wg - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         /* scores to powers of two; with a cap they are so already */
-        const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
+        const float k2 = EXTRA && p.cap > 0 ? 1 : p.scale * 1.44269504f;
         const float unit = p.cap > 0 ? 1.44269504f : 1 / p.scale; /* of what is added, in s */
         float s[TILE / 2], acc[V / 2], m[2], l[2];
         uint32_t pack[TILE > V ? TILE / 4 : V / 4];
@@ -269,11 +271,15 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
         /* what a query at position `at` + row does not see in the tile that begins at key j0 */
         auto hide = [&](int at, int keys, int j0) {
 #pragma unroll
-            for (int i = 0; i < TILE / 2; i++) {
-                const int pos = at + row + (i & 2) * 4, j = j0 + column(i);
-                const bool seen =
-                    (p.causal ? j <= pos : j < keys) && (p.window == 0 || j > pos - p.window);
-                if (!seen) s[i] = -INFINITY;
+            for (int r = 0; r < 2; r++) {
+                const int own = at + row + 8 * r - j0 - lane % 4 * 2; /* its column, off by ours */
+                const int most = p.causal ? own : keys - 1 - j0 - lane % 4 * 2;
+                const int under = p.window ? own - p.window : -1;
+#pragma unroll
+                for (int i = 0; i < TILE / 4; i++) {
+                    const int at_i = i / 2 * 8 + i % 2;
+                    if (at_i > most || at_i <= under) s[i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
+                }
             }
         };
         /* s becomes 2^(k2 (s - max)); m, l move on; alpha is what the older sums are scaled by */
@@ -342,7 +348,7 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                 if (p.a.lse && lane % 4 == 0 && at < rows)
                     p.a.lse[(int64_t)(row0 + at) * p.heads + head] =
                         l[r] > 0 ? (base + log2f(l[r])) * 0.693147181f : -INFINITY;
-                if (p.o_dtype != SOP_F32 || at >= rows) continue;
+                if (__builtin_expect(p.o_dtype != SOP_F32, 1) || at >= rows) continue;
                 float *o = (float *)p.a.o + (row0 + at) * p.o_stride + head * p.o_head;
 #pragma unroll
                 for (int i = 0; i < V / 8; i++)
@@ -357,6 +363,29 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
          * channels of every 32. */
         auto write_out = [&](int row0, int rows, int head) {
             if (p.o_dtype == SOP_F32) return;
+            if constexpr (smem::o_here) {
+                const uint32_t out = smem::o + c * 64 * 128; /* 64 rows of each piece */
+                named_sync(4 + c, 128);                      /* the last tile's copy has read it */
+#pragma unroll
+                for (int kk = 0; kk < V / 16; kk++) {
+                    const int r = warp * 16 + lane % 16, ch = kk % 4 * 2 + lane / 16;
+                    stmatrix_x4(base + out + kk / 4 * smem::q_chunk + r * 128 +
+                                    ((ch ^ (r & 7)) << 4),
+                                pack[4 * kk], pack[4 * kk + 1], pack[4 * kk + 2], pack[4 * kk + 3]);
+                }
+                named_sync(4 + c, 128);
+#pragma unroll
+                for (int i = 0; i < V / 16; i++) {
+                    const int chunk = i * 128 + threadIdx.x % 128;
+                    const int r = chunk / (V / 8), ch = chunk % (V / 8);
+                    const uint4 x = *(const uint4 *)(smem_at + out + ch / 8 * smem::q_chunk +
+                                                     r * 128 + ((ch % 8 ^ (r & 7)) << 4));
+                    if (c * 64 + r < rows)
+                        *(uint4 *)((T *)p.a.o + (row0 + c * 64 + r) * p.o_stride + head * p.o_head +
+                                   ch * 8) = x;
+                }
+                return;
+            }
             const int one = lane & 1, two = lane & 2;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
@@ -400,7 +429,7 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
             row0 = item[qs].row0;
             rows = item[qs].rows;
             head = item[qs].heads;
-            if (BIAS && p.a.slopes) slope = p.a.slopes[head] * unit;
+            if (EXTRA && p.a.slopes) slope = p.a.slopes[head] * unit;
             const int off = item[qs].off, keys = item[qs].keys, high = item[qs].high;
             /* from this tile on down every query sees all, until the window's end */
             const int whole = max(p.causal ? (off + 1) / TILE : keys / TILE, 0);
@@ -409,8 +438,8 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
             wgmma_touch(s);
             release(k_empty + 8 * (kv % STAGES));
             if (n_kv == 1) release(q_empty + 8 * qs);
-            if (p.cap > 0) squeeze();
-            if (BIAS) lean(row0, rows, off, head, keys, high * TILE);
+            if (EXTRA && p.cap > 0) squeeze();
+            if (EXTRA) lean(row0, rows, off, head, keys, high * TILE);
             hide(off, keys, high * TILE);
             softmax(alpha, true);
             pack_p();
@@ -422,15 +451,18 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                 wgmma_touch(s);
                 release(k_empty + 8 * ((kv + j) % STAGES));
                 if (j == n_kv - 1) release(q_empty + 8 * qs);
-                if (p.cap > 0) squeeze();
-                if (BIAS) lean(row0, rows, off, head, keys, (high - j) * TILE);
-                if (high - j >= whole || high - j < until) hide(off, keys, (high - j) * TILE);
+                if (EXTRA && p.cap > 0) squeeze();
+                if (EXTRA) lean(row0, rows, off, head, keys, (high - j) * TILE);
+                if (__builtin_expect(high - j >= whole || high - j < until, 0))
+                    hide(off, keys, (high - j) * TILE);
                 softmax(alpha, false);
                 wgmma_wait<0>();
                 wgmma_touch(acc);
                 release(v_empty + 8 * ((kv + j - 1) % STAGES));
+                if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) { /* seldom after a while */
 #pragma unroll
-                for (int i = 0; i < V / 2; i++) acc[i] *= alpha[i / 2 % 2];
+                    for (int i = 0; i < V / 2; i++) acc[i] *= alpha[i / 2 % 2];
+                }
                 pack_p();
             }
             issue_pv(kv + n_kv - 1, n_kv > 1);
@@ -445,25 +477,25 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
 }
 
 /* The kernel of heads of K and V channels, for 16-bit elements of either type. */
-template <int K, int V> static prefill_kernel prefill_kernel_of(bool f16, bool bias)
+template <int K, int V> static prefill_kernel prefill_kernel_of(bool f16, bool extra)
 {
     typedef prefill_smem<K, V> smem;
-    return {f16    ? bias ? sop_prefill_sm90<__half, K, V, true>
-                          : sop_prefill_sm90<__half, K, V, false>
-               : bias ? sop_prefill_sm90<__nv_bfloat16, K, V, true>
-                   : sop_prefill_sm90<__nv_bfloat16, K, V, false>,
+    return {f16     ? extra ? sop_prefill_sm90<__half, K, V, true>
+                            : sop_prefill_sm90<__half, K, V, false>
+                : extra ? sop_prefill_sm90<__nv_bfloat16, K, V, true>
+                    : sop_prefill_sm90<__nv_bfloat16, K, V, false>,
             smem::tile, smem::bytes};
 }
 
 /* A file for some heads, so that they are compiled beside each other. */
 extern "C" {
-prefill_kernel sop_prefill_80(bool f16, bool bias); /* attention_prefill_narrow_sm90.cu */
-prefill_kernel sop_prefill_96(bool f16, bool bias);
-prefill_kernel sop_prefill_112(bool f16, bool bias);
-prefill_kernel sop_prefill_160(bool f16, bool bias); /* attention_prefill_wide_sm90.cu */
-prefill_kernel sop_prefill_192(bool f16, bool bias);
-prefill_kernel sop_prefill_192_128(bool f16, bool bias); /* attention_prefill_256_sm90.cu */
-prefill_kernel sop_prefill_256(bool f16, bool bias);
+prefill_kernel sop_prefill_80(bool f16, bool extra); /* attention_prefill_narrow_sm90.cu */
+prefill_kernel sop_prefill_96(bool f16, bool extra);
+prefill_kernel sop_prefill_112(bool f16, bool extra);
+prefill_kernel sop_prefill_160(bool f16, bool extra); /* attention_prefill_wide_sm90.cu */
+prefill_kernel sop_prefill_192(bool f16, bool extra);
+prefill_kernel sop_prefill_192_128(bool f16, bool extra); /* attention_prefill_256_sm90.cu */
+prefill_kernel sop_prefill_256(bool f16, bool extra);
 }
 
 #endif
