@@ -21,9 +21,9 @@
 
 struct line {
     const char *op, *row, *floor, *desc; /* floor: NULL where it would take too long */
-    /* attention: the first sequence has all, the others this; sample: each row wants 1: all filters,
-     * 2: top_p alone, 3: a temperature alone; bias_act, layernorm, gradients: 1: with what is
-     * optional but the residual, 2: with all */
+    /* attention: the first sequence has all, the others this, or -1: 16 lengths from 37 on; sample:
+     * each row wants 1: all filters, 2: top_p alone, 3: a temperature alone; bias_act, layernorm,
+     * gradients: 1: with what is optional but the residual, 2: with all */
     int32_t skewed;
 };
 
@@ -125,6 +125,28 @@ static const struct line lines[] = {
     {PREFILL, "attention_cuda", "tokens=16384 seqs=32 max_kv=512 heads=14 kv_heads=2 k=64" BF16, 0},
     {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=14 kv_heads=2 k=64" BF16, 0},
     {PREFILL, NULL, "tokens=16384 seqs=1 max_kv=16384 heads=14 kv_heads=2 k=64" BF16, 0},
+    {PREFILL, NULL, "tokens=16388 seqs=4 max_kv=4097 heads=14 kv_heads=2 k=64" BF16, 0},
+    {PREFILL, "attention_cuda", "tokens=1024 seqs=2 max_kv=4096 heads=32 kv_heads=8 k=80" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=32 kv_heads=8 k=80" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=32 kv_heads=8 k=96" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=32 kv_heads=8 k=112" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=32 kv_heads=8 k=160" BF16, 0},
+    {PREFILL, "attention_cuda", "tokens=1024 seqs=2 max_kv=4096 heads=32 kv_heads=8 k=192" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=32 kv_heads=8 k=192" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=16 k=192 v=128" BF16, 0},
+    {PREFILL, "attention_cuda", "tokens=16384 seqs=32 max_kv=512 heads=8 kv_heads=4 k=256" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=8 kv_heads=4 k=256" BF16, 0},
+    {PREFILL, NULL, "tokens=16388 seqs=4 max_kv=4097 heads=8 kv_heads=4 k=256" BF16, 0},
+    {PREFILL, NULL, "tokens=16384 seqs=1 max_kv=16384 heads=8 kv_heads=4 k=256" BF16, 0},
+    {PREFILL, NULL, "tokens=32768 seqs=1 max_kv=32768 heads=32 kv_heads=8 k=128" BF16, 0},
+    {PREFILL, NULL, "tokens=65537 seqs=1 max_kv=65537 heads=32 kv_heads=8 k=128" BF16, 0},
+    {PREFILL, NULL, "tokens=131072 seqs=1 max_kv=131072 heads=32 kv_heads=8 k=128" BF16, 0},
+    {PREFILL, NULL, "tokens=67254 seqs=16 max_kv=20011 heads=32 kv_heads=8 k=128 pages=1060" BF16,
+     -1},
+    {PREFILL, NULL,
+     "tokens=67254 seqs=16 max_kv=20011 heads=32 kv_heads=8 k=128 page=16 pages=4212" BF16, -1},
+    {PREFILL, NULL, "tokens=4096 max_kv=4096 heads=32 kv_heads=8 k=128 mask_heads=1 mask=u8" BF16,
+     0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=128 page=64" BF16, 0},
     {DECODE, "tokens=16 seqs=16 max_kv=16384 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
@@ -252,6 +274,29 @@ static void skew(const sop_attention_desc *d, int32_t others, const sop_operand 
     }
 }
 
+/* The ragged batch of FlashInfer's figures. */
+static const int32_t lengths[] = {37,   91,   120,  260,  411,  803,  1290,  1700,
+                                  2333, 3100, 4097, 5200, 6800, 9001, 12000, 20011};
+
+static void mix(const sop_attention_desc *d, const sop_operand *args)
+{
+    int32_t *table = args[SOP_ATTENTION_TABLE].data, *kv_len = args[SOP_ATTENTION_KV_LEN].data;
+    int32_t *q_start = args[SOP_ATTENTION_Q_START].data, page = 0;
+    for (int64_t s = 0; s < d->seqs; s++) {
+        kv_len[s] = lengths[s];
+        q_start[s + 1] = q_start[s] + lengths[s];
+        for (int64_t i = 0; i * d->page < kv_len[s]; i++) table[s * d->table_stride + i] = page++;
+    }
+}
+
+static double mixed_flops(const sop_attention_desc *d)
+{
+    double pairs = 0;
+    for (size_t s = 0; s < sizeof lengths / sizeof *lengths; s++)
+        pairs += (double)lengths[s] * (lengths[s] + 1) / 2;
+    return 2 * pairs * (double)(d->heads * (d->k + d->v));
+}
+
 /* Each row's expert is drawn from all alike. */
 static void deal(const sop_experts_desc *d, const sop_operand *args)
 {
@@ -317,6 +362,8 @@ static void make_sets(struct sets *s, const sop_op *op, const void *desc, int32_
         want(desc, skewed, host);
     else if (op == &sop_op_experts)
         deal(desc, host);
+    else if (skewed < 0)
+        mix(desc, host);
     else if (skewed && op == &sop_op_attention)
         skew(desc, skewed, host);
     must(card->ops->copy(queue, s->memory, staging, one, SOP_COPY_IN));
@@ -454,7 +501,9 @@ static void time_line(const sop_op *op, const void *desc, const struct line *l, 
         op->view(desc, r, &v);
         if (is_residual(op, r)) cost.read_bytes += (double)v.bytes; /* or written */
     }
-    if (l->skewed && op == &sop_op_attention) {
+    if (l->skewed < 0) {
+        cost.flops = mixed_flops(desc);
+    } else if (l->skewed && op == &sop_op_attention) {
         const sop_attention_desc *d = desc;
         const double keys = (double)d->max_kv + (double)(d->seqs - 1) * l->skewed;
         cost.read_bytes = keys * (double)(d->kv_heads * 2 * d->k) * 2;

@@ -465,6 +465,31 @@ static const char *const cases[] = {
     "kp_token=272 kp_head=17408 vp_token=264 vp_head=16896 kp_page=69632 vp_page=67584",
     "tokens=3 seqs=3 max_kv=50 heads=2 k=144 q=bf16 kv=bf16 o=bf16 causal=1 page=16", /* beyond */
     "tokens=5 max_kv=9 heads=2 k=8 causal=1 cap=3 q=f64 kv=f64 o=f64",
+    /* many queries of every head, around the tiles' and boxes' ends */
+    "tokens=64 max_kv=64 heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1",
+    "tokens=128 max_kv=128 heads=2 k=128 q=f16 kv=f16 o=f16 causal=1 page=24",
+    "tokens=127 max_kv=513 heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=520", /* one page */
+    "tokens=64 max_kv=64 heads=2 k=80 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
+    "tokens=65 max_kv=129 heads=3 kv_heads=1 k=80 q=f16 kv=f16 o=f16 causal=1 page=8 window=50",
+    "tokens=513 max_kv=513 heads=1 k=80 q=bf16 kv=bf16 o=bf16",
+    "tokens=63 max_kv=63 heads=3 kv_heads=1 k=96 q=bf16 kv=bf16 o=bf16 causal=1",
+    "tokens=127 max_kv=513 heads=2 k=96 kv=f16 causal=1 window=200 page=24", /* phi3 */
+    "tokens=129 seqs=2 max_kv=300 heads=2 k=112 kv=bf16 causal=1 cap=30 page=8",
+    "tokens=128 max_kv=127 heads=2 k=112 q=f16 kv=f16 o=f16 causal=1 alibi=1",
+    "tokens=128 max_kv=513 heads=2 k=160 q=bf16 kv=bf16 o=bf16 causal=1 page=112",
+    "tokens=150 seqs=3 max_kv=257 heads=4 kv_heads=2 k=160 q=f16 kv=f16 o=f16 causal=1 sinks=1 page=16",
+    "tokens=65 max_kv=65 heads=2 k=192 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
+    "tokens=260 seqs=2 max_kv=400 heads=2 kv_heads=1 k=192 kv=f16 causal=1 window=111 page=48",
+    "tokens=129 max_kv=513 heads=2 k=192 v=128 q=bf16 kv=bf16 o=bf16 causal=1", /* deepseek */
+    "tokens=1 max_kv=127 heads=2 k=192 v=128 q=f16 kv=f16 o=f16 causal=1 page=16",
+    "tokens=63 max_kv=63 heads=2 k=256 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
+    "tokens=140 seqs=2 max_kv=300 heads=4 kv_heads=2 k=256 q=bf16 kv=bf16 o=bf16 causal=1 cap=50 "
+    "window=64 page=16", /* gemma2 */
+    "tokens=513 max_kv=513 heads=1 k=256 q=f16 kv=f16 o=f16 causal=1 page=520 q_head=264 o_head=264",
+    "tokens=150 seqs=2 max_kv=290 heads=4 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 mask_heads=2 "
+    "mask=u8",
+    "tokens=70 max_kv=300 heads=2 k=64 q=f16 kv=f16 o=f16 mask_heads=1 mask=bf16 mask_head=301 cap=20",
+    "tokens=130 seqs=2 max_kv=200 heads=2 k=256 kv=bf16 causal=1 alibi=1 mask_heads=1 mask=f16",
     NULL,
 };
 

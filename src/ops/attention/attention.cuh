@@ -39,4 +39,11 @@ SOP_DEV void sop_keys_seen(const sop_attention_desc &d, int64_t n, int64_t pos, 
     if (*lo > *hi) *lo = *hi;
 }
 
+/* One element of a mask as what is added to a score. */
+SOP_DEV float sop_mask_at(const void *mask, int32_t dtype, int64_t i)
+{
+    if (dtype == SOP_U8) return ((const uint8_t *)mask)[i] ? 0 : -INFINITY;
+    return sop_load_any(mask, dtype, i);
+}
+
 #endif

@@ -14,13 +14,6 @@ SOP_DEV float sop_load_kv(const void *pool, int32_t dtype, int64_t i)
     return sop_load_any(pool, dtype, i);
 }
 
-/* One element of a mask as what is added to a score. */
-SOP_DEV float sop_mask_at(const void *mask, int32_t dtype, int64_t i)
-{
-    if (dtype == SOP_U8) return ((const uint8_t *)mask)[i] ? 0 : -INFINITY;
-    return sop_load_any(mask, dtype, i);
-}
-
 static __global__ __launch_bounds__(256, 4) void sop_attention_any(const sop_attention_desc d,
                                                                    const sop_attention_args a)
 {

@@ -28,16 +28,14 @@ static inline sop_attention_args sop_attention_args_of(const sop_call *call)
             (float *)a[SOP_ATTENTION_LSE].data};
 }
 
-/* What the rows by tensor cores share: 16-bit keys and values, as wide as each other, all in pieces of 16
- * bytes. They round the weights of a softmax, and f32 queries, to the type of the keys. */
+/* What the rows by tensor cores share: 16-bit keys and values, all in pieces of 16 bytes. They round the
+ * weights of a softmax, and f32 queries, to the type of the keys. */
 static inline const char *sop_attention_refuse_16(const sop_attention_desc *d)
 {
     if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants products in float32";
     if (d->kv_dtype != SOP_F16 && d->kv_dtype != SOP_BF16) return "keys are not of 16 bits";
-    if (d->mask_heads) return "a mask is not taken by tensor cores";
     if (d->q_dtype != d->o_dtype || (d->q_dtype != SOP_F32 && d->q_dtype != d->kv_dtype))
         return "q and o are neither f32 nor of the keys' type";
-    if (d->k != d->v) return "keys and values differ in width";
     if (d->q_stride % 8 || d->q_head % 8 || d->o_stride % 8 || d->o_head % 8 || d->kp_page % 8 ||
         d->kp_token % 8 || d->kp_head % 8 || d->vp_page % 8 || d->vp_token % 8 || d->vp_head % 8)
         return "a stride is no multiple of 16 bytes";

@@ -26,6 +26,8 @@ extern "C" const char *sop_attention_decode_refuse(const void *desc)
     const char *why = sop_attention_refuse_16(d);
     if (why) return why;
     if (d->numerics == SOP_NUMERICS_INVARIANT) return "its split of the keys follows the batch";
+    if (d->mask_heads) return "a mask is taken by the row of many queries alone";
+    if (d->k != d->v) return "keys and values differ in width";
     if (!kernel_of<__half, __half>(d))
         return d->alibi ? "heads are not of 64, 112 or 128, the ones for alibi"
                         : "heads are not of 64 to 128 by 16, 160, 192 or 256";

@@ -29,6 +29,8 @@ extern "C" const char *sop_attention_prefill_sm80_refuse(const void *desc)
     const sop_attention_desc *d = (const sop_attention_desc *)desc;
     const char *why = sop_attention_refuse_16(d);
     if (why) return why;
+    if (d->mask_heads) return "a mask is taken by the row of 9.0 alone";
+    if (d->k != d->v) return "keys and values differ in width";
     if (!kernel_of<__half>(d->k).run) return "heads are not of 64 to 128 by 16, or 256";
     if (!(d->paths & (SOP_ROW_FLASH | SOP_ROW_RING))) return "no path of it is a candidate";
     if (d->window > INT32_MAX || d->max_kv > INT32_MAX - 256) return "sequences are too long";

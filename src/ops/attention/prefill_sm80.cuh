@@ -240,11 +240,11 @@ static __global__ __launch_bounds__(prefill80<HEAD>::THREADS) void sop_prefill_s
             }
         }
         if (row >= rows) continue;
-        const float inv = sum > 0 ? keep / sum : 0;
+        const float inv = sum == 0 ? 0 : keep / sum; /* a NaN stays one */
         const int64_t at = (row0 + row) * p.o_stride + head * p.o_head + 2 * t;
         if (p.a.lse && t == 0)
             p.a.lse[(int64_t)(row0 + row) * p.heads + head] =
-                sum > 0 ? (base + log2f(sum)) * 0.693147181f : -INFINITY;
+                sum == 0 ? -INFINITY : (base + log2f(sum)) * 0.693147181f;
 #pragma unroll
         for (int c = 0; c < HEAD / 8; c++) {
             const float x = acc[c][2 * r] * inv, y = acc[c][2 * r + 1] * inv;

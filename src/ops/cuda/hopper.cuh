@@ -197,11 +197,14 @@ template <int N> SOP_DEV void wgmma_touch(float (&d)[N])
 #define R32 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
     "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define R40 R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define R48 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define R56 R48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define R64 R32 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49" \
     ", %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define R72 R64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define R80 R72 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define R96 R72 \
     ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89" \
     ", %90, %91, %92, %93, %94, %95"
@@ -245,9 +248,17 @@ template <typename T> struct wgmma;
         { \
             WGMMA_SS(64, TYPE, R32, 32, 33, 34, F32(0)); \
         } \
+        SOP_DEV void ss(float (&d)[40], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(80, TYPE, R40, 40, 41, 42, F32(0), F8(32)); \
+        } \
         SOP_DEV void ss(float (&d)[48], uint64_t a, uint64_t b, int add) \
         { \
             WGMMA_SS(96, TYPE, R48, 48, 49, 50, F32(0), F8(32), F8(40)); \
+        } \
+        SOP_DEV void ss(float (&d)[56], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(112, TYPE, R56, 56, 57, 58, F32(0), F8(32), F8(40), F8(48)); \
         } \
         SOP_DEV void ss(float (&d)[72], uint64_t a, uint64_t b, int add) \
         { \
@@ -269,9 +280,33 @@ template <typename T> struct wgmma;
         { \
             WGMMA_RS(64, TYPE, R32, 32, 33, 34, 35, 36, 37, F32(0)); \
         } \
+        SOP_DEV void rs(float (&d)[40], const uint32_t *a, uint64_t b, int add) \
+        { \
+            WGMMA_RS(80, TYPE, R40, 40, 41, 42, 43, 44, 45, F32(0), F8(32)); \
+        } \
+        SOP_DEV void rs(float (&d)[48], const uint32_t *a, uint64_t b, int add) \
+        { \
+            WGMMA_RS(96, TYPE, R48, 48, 49, 50, 51, 52, 53, F32(0), F8(32), F8(40)); \
+        } \
+        SOP_DEV void rs(float (&d)[56], const uint32_t *a, uint64_t b, int add) \
+        { \
+            WGMMA_RS(112, TYPE, R56, 56, 57, 58, 59, 60, 61, F32(0), F8(32), F8(40), F8(48)); \
+        } \
         SOP_DEV void rs(float (&d)[64], const uint32_t *a, uint64_t b, int add) \
         { \
             WGMMA_RS(128, TYPE, R64, 64, 65, 66, 67, 68, 69, F32(0), F32(32)); \
+        } \
+        SOP_DEV void rs(float (&d)[80], const uint32_t *a, uint64_t b, int add) \
+        { \
+            WGMMA_RS(160, TYPE, R80, 80, 81, 82, 83, 84, 85, F32(0), F32(32), F8(64), F8(72)); \
+        } \
+        SOP_DEV void rs(float (&d)[96], const uint32_t *a, uint64_t b, int add) \
+        { \
+            WGMMA_RS(192, TYPE, R96, 96, 97, 98, 99, 100, 101, F32(0), F32(32), F32(64)); \
+        } \
+        SOP_DEV void rs(float (&d)[128], const uint32_t *a, uint64_t b, int add) \
+        { \
+            WGMMA_RS(256, TYPE, R128, 128, 129, 130, 131, 132, 133, F32(0), F32(32), F32(64), F32(96)); \
         } \
     }
 WGMMA_OF(__nv_bfloat16, "bf16");
