@@ -37,6 +37,7 @@ struct line {
 #define GATE_UP_F8 "n=18944 n1=18944 k=3584 w=f8_128 w1=f8_128 x=bf16 y=bf16 "
 #define DOWN_F8 "n=3584 k=18944 w=f8_128 x=bf16 y=bf16 "
 #define GEMM "linear", "linear_gemm_sm90"
+#define WIDENED "linear", "linear_gemm_widened_sm90"
 #define PREFILL "attention", "attention_prefill_sm90"
 #define DECODE "attention", "attention_decode_sm80", "attention_cuda"
 #define EMBED "embed", "embed_wide_sm80", "embed_cuda"
@@ -94,6 +95,12 @@ static const struct line lines[] = {
     {GEMM, NULL, DOWN "m=4096", 0},
     {GEMM, NULL, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=4096", 0},
     {GEMM, NULL, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=4097", 0},
+    {WIDENED, "linear_cuda", GATE_UP_F8 "m=128", 0},
+    {WIDENED, NULL, WIDE "w=f8_128 m=4096", 0},
+    {WIDENED, NULL, GATE_UP_F8 "m=4096", 0},
+    {WIDENED, NULL, DOWN_F8 "m=4096", 0},
+    {WIDENED, NULL, WIDE "w=i4_128 m=4096", 0},
+    {WIDENED, NULL, WIDE "w=q4_k m=4096", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=256", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=256 gather=4", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=2048", 0},

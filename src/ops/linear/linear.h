@@ -48,6 +48,10 @@ const char *sop_linear_gemm_rounded_refuse(const void *desc);
 sop_status sop_linear_gemm_plan(const void *desc, const int32_t *params, const sop_facts *facts,
                                 size_t budget, sop_split *split);
 sop_status sop_linear_gemm_sm90(const sop_call *call);
+const char *sop_linear_gemm_widened_refuse(const void *desc);
+sop_status sop_linear_gemm_widened_plan(const void *desc, const int32_t *params,
+                                        const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_linear_gemm_widened_sm90(const sop_call *call);
 
 /* by a library: linear_cublaslt.cu */
 const char *sop_linear_cublaslt_refuse(const void *desc);
