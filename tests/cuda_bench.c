@@ -32,11 +32,13 @@ struct line {
 #define DOWN "n=3584 k=18944 w=bf16 x=bf16 y=bf16 "
 #define BF16 " q=bf16 kv=bf16 o=bf16 causal=1"
 #define SKINNY "linear", "linear_skinny_sm90", "linear_cuda"
+#define STREAM "linear", "linear_stream_quant_sm90", "linear_cuda"
 #define QUANT "linear", "linear_skinny_quant_sm80", "linear_cuda"
 #define WIDE "n=8192 k=28672 x=bf16 y=bf16 "
 #define GATE_UP_F8 "n=18944 n1=18944 k=3584 w=f8_128 w1=f8_128 x=bf16 y=bf16 "
 #define DOWN_F8 "n=3584 k=18944 w=f8_128 x=bf16 y=bf16 "
 #define GEMM "linear", "linear_gemm_sm90"
+#define WIDENED "linear", "linear_gemm_widened_sm90"
 #define PREFILL "attention", "attention_prefill_sm90"
 #define DECODE "attention", "attention_decode_sm80", "attention_cuda"
 #define EMBED "embed", "embed_wide_sm80", "embed_cuda"
@@ -67,29 +69,32 @@ static const struct line lines[] = {
     {SKINNY, GATE_UP "m=64", 0},
     {SKINNY, DOWN "m=1", 0},
     {SKINNY, DOWN "m=16", 0},
+    {SKINNY, DOWN "m=32", 0},
     {SKINNY, DOWN "m=64", 0},
     {SKINNY, "n=896 n1=128 n2=128 k=896 w=bf16 w1=bf16 w2=bf16 m=1 bias=7", 0},
     {SKINNY, "n=896 k=4864 w=bf16 m=1", 0},
     {SKINNY, "n=151936 k=896 w=bf16 m=1", 0},
-    {QUANT, WIDE "w=i4_128 m=1", 0},
-    {QUANT, WIDE "w=i4_128 m=8", 0},
-    {QUANT, WIDE "w=i4_128 m=16", 0},
-    {QUANT, WIDE "w=i4_128 m=64", 0},
-    {QUANT, WIDE "w=f8_128 m=1", 0},
-    {QUANT, WIDE "w=f8_128 m=16", 0},
-    {QUANT, WIDE "w=f8_128 m=32", 0},
-    {QUANT, WIDE "w=f8_128 m=64", 0},
-    {QUANT, GATE_UP_F8 "m=16", 0},
-    {QUANT, GATE_UP_F8 "m=64", 0},
-    {QUANT, DOWN_F8 "m=16", 0},
-    {QUANT, DOWN_F8 "m=64", 0},
-    {QUANT, WIDE "w=i8_128 m=1", 0},
-    {QUANT, WIDE "w=i8_128 m=16", 0},
+    {STREAM, WIDE "w=i4_128 m=1", 0},
+    {STREAM, WIDE "w=i4_128 m=8", 0},
+    {STREAM, WIDE "w=i4_128 m=16", 0},
+    {STREAM, WIDE "w=i4_128 m=64", 0},
+    {STREAM, WIDE "w=f8_128 m=1", 0},
+    {STREAM, WIDE "w=f8_128 m=16", 0},
+    {STREAM, WIDE "w=f8_128 m=32", 0},
+    {STREAM, WIDE "w=f8_128 m=64", 0},
+    {STREAM, GATE_UP_F8 "m=16", 0},
+    {STREAM, GATE_UP_F8 "m=32", 0},
+    {STREAM, GATE_UP_F8 "m=64", 0},
+    {STREAM, DOWN_F8 "m=16", 0},
+    {STREAM, DOWN_F8 "m=32", 0},
+    {STREAM, DOWN_F8 "m=64", 0},
+    {STREAM, WIDE "w=i8_128 m=1", 0},
+    {STREAM, WIDE "w=i8_128 m=16", 0},
     {QUANT, WIDE "w=q8_0 m=1", 0},
     {QUANT, WIDE "w=q8_0 m=16", 0},
     {QUANT, WIDE "w=q4_k m=1", 0},
     {QUANT, WIDE "w=q4_k m=16", 0},
-    {QUANT, "n=3584 n1=512 n2=512 k=3584 w=i4_128 w1=i4_128 w2=i4_128 x=bf16 y=bf16 m=1", 0},
+    {STREAM, "n=3584 n1=512 n2=512 k=3584 w=i4_128 w1=i4_128 w2=i4_128 x=bf16 y=bf16 m=1", 0},
     {QUANT, "n=3584 n1=512 n2=512 k=3584 w=q4_k w1=q4_k w2=q4_k m=1", 0},
     {QUANT, "n=18944 n1=18944 k=3584 w=q4_k w1=q4_k m=1", 0},
     {QUANT, "n=896 k=4864 w=q8_0 m=1", 0},
@@ -101,6 +106,12 @@ static const struct line lines[] = {
     {GEMM, NULL, DOWN "m=4096", 0},
     {GEMM, NULL, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=4096", 0},
     {GEMM, NULL, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=4097", 0},
+    {WIDENED, "linear_cuda", GATE_UP_F8 "m=128", 0},
+    {WIDENED, NULL, WIDE "w=f8_128 m=4096", 0},
+    {WIDENED, NULL, GATE_UP_F8 "m=4096", 0},
+    {WIDENED, NULL, DOWN_F8 "m=4096", 0},
+    {WIDENED, NULL, WIDE "w=i4_128 m=4096", 0},
+    {WIDENED, NULL, WIDE "w=q4_k m=4096", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=256", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=256 gather=4", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=2048", 0},

@@ -189,6 +189,12 @@ static const char *takes_floats(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_stream_sm90", "cuda", SOP_CUDA_SM90A, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_stream_sm90_refuse,
+     .plan = sop_linear_stream_sm90_plan, .run = sop_linear_stream_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_stream_quant_sm90", "cuda", SOP_CUDA_SM90A, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_stream_quant_sm90_refuse,
+     .plan = sop_linear_stream_quant_sm90_plan, .run = sop_linear_stream_quant_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_skinny_sm90", "cuda", SOP_CUDA_SM90A, 0,
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_skinny_refuse,
      .plan = sop_linear_skinny_plan, .run = sop_linear_skinny_sm90},
@@ -202,6 +208,9 @@ static const sop_row rows[] = {
      SOP_ROW_QUANT_X | SOP_ROW_INVARIANT, .layout = SOP_LAYOUT_PLAIN,
      .refuse = sop_linear_gemm_rounded_refuse, .plan = sop_linear_gemm_plan,
      .run = sop_linear_gemm_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_gemm_widened_sm90", "cuda", SOP_CUDA_SM90A,
+     SOP_ROW_QUANT_X, .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_gemm_widened_refuse,
+     .plan = sop_linear_gemm_widened_plan, .run = sop_linear_gemm_widened_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_gemm_sm80", "cuda", SOP_CUDA_SM80, 0,
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_gemm_refuse,
      .plan = sop_linear_gemm_sm80_plan, .run = sop_linear_gemm_sm80},

@@ -32,14 +32,23 @@ sop_status sop_linear_bf16x2_plan(const void *desc, const int32_t *params, const
                                   size_t budget, sop_split *split);
 sop_status sop_linear_bf16x2_amx(const sop_call *call);
 
-/* CUDA: linear_cuda.cu takes everything; few tokens: linear_skinny_sm90.cu, or
- * linear_skinny_quant_sm80.cu where weights have 8 or 4 bits; many tokens: linear_gemm_sm90.cu, or
- * linear_gemm_sm80.cu */
+/* CUDA: linear_cuda.cu takes everything. Few tokens: linear_stream_sm90.cu and linear_skinny_sm90.cu;
+ * weights of 8 and 4 bits: linear_stream_quant_sm90.cu, linear_skinny_quant_sm80.cu. Many tokens:
+ * linear_gemm_sm90.cu, linear_gemm_sm80.cu */
 sop_status sop_linear_cuda(const sop_call *call);
 const char *sop_linear_skinny_refuse(const void *desc);
 sop_status sop_linear_skinny_plan(const void *desc, const int32_t *params, const sop_facts *facts,
                                   size_t budget, sop_split *split);
 sop_status sop_linear_skinny_sm90(const sop_call *call);
+const char *sop_linear_stream_sm90_refuse(const void *desc);
+sop_status sop_linear_stream_sm90_plan(const void *desc, const int32_t *params,
+                                       const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_linear_stream_sm90(const sop_call *call);
+const char *sop_linear_stream_quant_sm90_refuse(const void *desc);
+sop_status sop_linear_stream_quant_sm90_plan(const void *desc, const int32_t *params,
+                                             const sop_facts *facts, size_t budget,
+                                             sop_split *split);
+sop_status sop_linear_stream_quant_sm90(const sop_call *call);
 const char *sop_linear_skinny_quant_refuse(const void *desc);
 sop_status sop_linear_skinny_quant_plan(const void *desc, const int32_t *params,
                                         const sop_facts *facts, size_t budget, sop_split *split);
@@ -52,6 +61,10 @@ sop_status sop_linear_gemm_sm90(const sop_call *call);
 sop_status sop_linear_gemm_sm80_plan(const void *desc, const int32_t *params,
                                      const sop_facts *facts, size_t budget, sop_split *split);
 sop_status sop_linear_gemm_sm80(const sop_call *call);
+const char *sop_linear_gemm_widened_refuse(const void *desc);
+sop_status sop_linear_gemm_widened_plan(const void *desc, const int32_t *params,
+                                        const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_linear_gemm_widened_sm90(const sop_call *call);
 
 /* by a library: linear_cublaslt.cu */
 const char *sop_linear_cublaslt_refuse(const void *desc);

@@ -2,11 +2,11 @@
 #include "ops/linear/skinny_sm90.cuh"
 
 /* What the plan says. */
-enum { ROWS, STAGES, COLUMNS, GRID };
+enum { ROWS, STAGES, COLUMNS, BLOCKS, GRID };
 
 /* CTAs of a cluster, by columns of x. */
 template <int C> struct cluster_of {
-    enum { value = C >= 32 ? 4 : 1 };
+    enum { value = C >= 32 ? 2 : 1 };
 };
 
 /* f32 is three bf16. */
@@ -34,33 +34,42 @@ extern "C" sop_status sop_linear_skinny_plan(const void *desc, const int32_t *pa
     const sop_linear_desc *d = (const sop_linear_desc *)desc;
     int64_t columns = 8;
     while (columns < d->tokens * planes_of(d)) columns *= 2;
-    const int64_t workers = columns >= 32 ? facts->workers / 4 * 4 : facts->workers;
+    const int64_t workers = columns >= 32 ? facts->workers / 2 * 2 : facts->workers;
     const int64_t rows = sop_linear_tile_rows(d, workers);
     /* two CTAs share a multiprocessor: the next product's weights come while this one ends; with many
      * columns a ring of some depth takes all there is */
-    const int64_t room = (columns < 64 ? 104 : 208) * 1024;
-    const int64_t stages = (room - skinny_smem_bytes((int)rows, (int)columns, 0)) /
-                           skinny_stage_bytes((int)rows, (int)columns);
+    const int64_t room = (columns < 32 ? 104 : 208) * 1024;
+    /* a stage of few rows would be shorter than what it costs to wait for one */
+    const int blocks = rows <= 32 ? 4 : 2;
+    const int64_t stages = (room - skinny_smem_bytes((int)rows, (int)columns, blocks, 0)) /
+                           skinny_stage_bytes((int)rows, (int)columns, blocks);
     (void)params;
     *split = {{0}, 0};
     split->word[ROWS] = rows;
     split->word[STAGES] = stages < SKINNY_MOST_STAGES ? stages : SKINNY_MOST_STAGES;
     split->word[COLUMNS] = columns;
+    split->word[BLOCKS] = blocks;
     split->word[GRID] = sop_linear_tiles(d, rows);
-    if (columns >= 32) split->word[GRID] = (split->word[GRID] + 3) / 4 * 4; /* whole clusters */
+    if (columns >= 32) split->word[GRID] = (split->word[GRID] + 1) / 2 * 2; /* whole clusters */
     if (split->word[GRID] > workers) split->word[GRID] = workers;
     if (planes_of(d) > 1)
         split->scratch_bytes = (size_t)(planes_of(d) * d->tokens * sop_linear_staged_stride(d)) * 2;
     return split->scratch_bytes <= budget ? SOP_OK : SOP_E_LIMIT;
 }
 
-template <typename T, int C>
+template <typename T, int C, int B>
 static sop_status launch(const sop_call *call, const skinny_maps &maps, const skinny_args &a)
 {
     enum { CL = cluster_of<C>::value };
-    return sop_launch_cluster(sop_skinny_sm90<T, C, CL>, (unsigned)call->split->word[GRID],
-                              SKINNY_THREADS, (size_t)skinny_smem_bytes(a.rows, C, a.stages), CL,
+    return sop_launch_cluster(sop_skinny_sm90<T, C, CL, B>, (unsigned)call->split->word[GRID],
+                              SKINNY_THREADS, (size_t)skinny_smem_bytes(a.rows, C, B, a.stages), CL,
                               call, maps, a);
+}
+template <typename T, int C>
+static sop_status launch(const sop_call *call, const skinny_maps &maps, const skinny_args &a)
+{
+    return call->split->word[BLOCKS] == 4 ? launch<T, C, 4>(call, maps, a)
+                                          : launch<T, C, 2>(call, maps, a);
 }
 
 template <typename T> static sop_status run(const sop_call *call)
@@ -97,7 +106,7 @@ template <typename T> static sop_status run(const sop_call *call)
     sop_status s = sop_linear_weight_maps(call, (uint32_t)a.rows, maps.w);
     if (s == SOP_OK)
         s = sop_tensor_map_2d(&maps.x, d->w_dtype[0], x, planes * d->tokens, d->k, x_stride,
-                              (uint32_t)(columns >= 32 ? columns / 4 : columns));
+                              (uint32_t)(columns >= 32 ? columns / 2 : columns));
     if (s != SOP_OK) return s;
     switch (columns) {
     case 8: return launch<T, 8>(call, maps, a);

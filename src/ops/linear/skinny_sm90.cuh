@@ -2,10 +2,11 @@
  * the product: y^T[rows, tokens] = w[rows, k] x[tokens, k]^T.
  *
  * Each CTA takes tiles of up to 64 rows, as many rows as make the tiles a whole number for each
- * multiprocessor, and streams all of k through a ring of stages of 128 k: no sums meet across CTAs, so
- * bits depend neither on the card's size nor on the batch. One warp loads by TMA, one warpgroup
- * multiplies. A tile of fewer than 64 rows is multiplied as 64: what is behind it makes rows that
- * nobody reads. From 32 columns on x weighs too: the CTAs of a cluster of 4 load a quarter each, for all.
+ * multiprocessor, and streams all of k through a ring of stages of 128 k, of 256 where there are few rows:
+ * no sums meet across CTAs, so bits depend neither on the card's size nor on the batch. One warp loads by
+ * TMA, one warpgroup multiplies. A tile of fewer than 64 rows is multiplied as 64: what is behind it makes
+ * rows that nobody reads. From 32 columns on x weighs too: the CTAs of a cluster of 2 load a half each, for
+ * both. Clusters of 4 would leave pairs of multiprocessors idle, and a CTA more for the others.
  *
  * Weights are nobody's result: the ring fills with them while the kernel before still runs. x in f32
  * comes as three planes of bf16 that sum to it, [3 tokens, k]: the products are those of f32, for three
@@ -31,15 +32,16 @@ struct skinny_args {
     int32_t rows, stages; /* of a tile; of the ring */
 };
 
-/* Bytes of a stage: two blocks of 64 k of the tile's rows, two of x; every block whole atoms of 8 rows. */
-static inline __host__ __device__ int skinny_stage_bytes(int rows, int columns)
+/* Bytes of a stage: blocks of 64 k of the tile's rows, as many of x; every block whole atoms of 8 rows. */
+static inline __host__ __device__ int skinny_stage_bytes(int rows, int columns, int blocks)
 {
-    return 2 * 128 * ((rows + 7) / 8 * 8 + columns);
+    return blocks * 128 * ((rows + 7) / 8 * 8 + columns);
 }
 /* Behind the ring: what a product may read past a tile, the result, two barriers a stage. */
-static inline __host__ __device__ int skinny_smem_bytes(int rows, int columns, int stages)
+static inline __host__ __device__ int skinny_smem_bytes(int rows, int columns, int blocks,
+                                                        int stages)
 {
-    return 1024 + stages * skinny_stage_bytes(rows, columns) + 8192 + columns * 68 * 4 +
+    return 1024 + stages * skinny_stage_bytes(rows, columns, blocks) + 8192 + columns * 68 * 4 +
            16 * SKINNY_MOST_STAGES;
 }
 
@@ -77,18 +79,20 @@ SOP_DEV void skinny_next(skinny_walk *w, const skinny_args &p, int n_tiles, int 
     if (++w->kb == nk) w->kb = 0, skinny_tile(w, p, n_tiles, w->tile + gridDim.x);
 }
 
-/* CL: CTAs of a cluster. All of them take equally many tiles; what is past the last is not written. */
-template <typename T, int COLUMNS, int CL>
+/* CL: CTAs of a cluster; BLOCKS of 64 k a stage. All CTAs take equally many tiles; what is past the last is
+ * not written. */
+template <typename T, int COLUMNS, int CL, int BLOCKS>
 static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
     const __grid_constant__ skinny_maps maps, const __grid_constant__ skinny_args p)
 {
     enum { SHARE = COLUMNS / CL }; /* rows of x that a CTA loads */
     extern __shared__ uint8_t smem_raw[];
     const uint32_t base = (smem_addr(smem_raw) + 1023) & ~1023u;
-    const int stage = skinny_stage_bytes(p.rows, COLUMNS), block = (p.rows + 7) / 8 * 8 * 128;
+    const int stage = skinny_stage_bytes(p.rows, COLUMNS, BLOCKS),
+              block = (p.rows + 7) / 8 * 8 * 128;
     const uint32_t result_at = base + p.stages * stage + 8192;
     const uint32_t full = result_at + COLUMNS * 68 * 4, empty = full + 8 * SKINNY_MOST_STAGES;
-    const int nk = (p.k + 127) / 128, tid = threadIdx.x;
+    const int nk = (p.k + 64 * BLOCKS - 1) / (64 * BLOCKS), tid = threadIdx.x;
     const int n_tiles = skinny_tiles(p.n, p.rows);
     const int n_rounds = (n_tiles + (int)gridDim.x - 1) / (int)gridDim.x;
     if (tid == 0) {
@@ -109,18 +113,18 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
         const int ahead = min(total, p.stages);
         auto load_w = [&](const skinny_walk &v) {
             const uint32_t to = base + v.stage * stage, bar = full + 8 * v.stage;
-            mbar_expect_tx(bar, 2 * 128 * (p.rows + COLUMNS));
-            tma_load_2d(to, &maps.w[v.j], v.kb * 128, v.row, bar);
-            tma_load_2d(to + block, &maps.w[v.j], v.kb * 128 + 64, v.row, bar);
+            mbar_expect_tx(bar, BLOCKS * 128 * (p.rows + COLUMNS));
+            for (int h = 0; h < BLOCKS; h++)
+                tma_load_2d(to + h * block, &maps.w[v.j], (v.kb * BLOCKS + h) * 64, v.row, bar);
         };
         auto load_x = [&](const skinny_walk &v) {
-            const uint32_t to = base + v.stage * stage + 2 * block, bar = full + 8 * v.stage;
-            for (int h = 0; h < 2; h++) {
+            const uint32_t to = base + v.stage * stage + BLOCKS * block, bar = full + 8 * v.stage;
+            for (int h = 0; h < BLOCKS; h++) {
                 const uint32_t at = to + (h * COLUMNS + rank * SHARE) * 128;
                 if (CL == 1)
-                    tma_load_2d(at, &maps.x, v.kb * 128 + h * 64, 0, bar);
+                    tma_load_2d(at, &maps.x, (v.kb * BLOCKS + h) * 64, 0, bar);
                 else
-                    tma_load_2d_multicast(at, &maps.x, v.kb * 128 + h * 64, rank * SHARE, bar,
+                    tma_load_2d_multicast(at, &maps.x, (v.kb * BLOCKS + h) * 64, rank * SHARE, bar,
                                           (1 << CL) - 1);
             }
         };
@@ -154,9 +158,9 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
                 mbar_wait(full + 8 * w.stage, w.phase);
                 wgmma_fence();
 #pragma unroll
-                for (int kk = 0; kk < 8; kk++) {
+                for (int kk = 0; kk < 4 * BLOCKS; kk++) {
                     const uint64_t da = desc_k_major(a + kk / 4 * block);
-                    const uint64_t db = desc_k_major(a + 2 * block + kk / 4 * COLUMNS * 128);
+                    const uint64_t db = desc_k_major(a + BLOCKS * block + kk / 4 * COLUMNS * 128);
                     wgmma<T>::ss(d, desc_advance(da, kk % 4 * 32), desc_advance(db, kk % 4 * 32),
                                  kb > 0 || kk > 0);
                 }

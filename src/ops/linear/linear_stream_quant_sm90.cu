@@ -1,0 +1,80 @@
+#include "ops/linear/stream_launch.cuh"
+
+/* What keeps to its registers. */
+template <int32_t FORMAT, typename X, int C> struct shape_of {
+    enum {
+        HALF = sizeof(X) == 2, /* of an f32's registers */
+        WGS = C <= 16 && HALF && FORMAT != SOP_I8_128 ? 4 : 3,
+        K = FORMAT == SOP_I4_128 && C <= 16 ? 512 : 256,
+        X_K = C == 64 || !HALF ? 128
+              : C == 8         ? K
+                               : 256
+    };
+    typedef stream_shape<FORMAT, X, C, WGS, K, X_K, 1> type;
+};
+
+template <int32_t FORMAT, typename X, typename F>
+static sop_status with_columns(const sop_linear_desc *d, F what)
+{
+    if (d->tokens <= 8) return what(typename shape_of<FORMAT, X, 8>::type());
+    if (d->tokens <= 16) return what(typename shape_of<FORMAT, X, 16>::type());
+    if constexpr (sizeof(X) == 2 && FORMAT != SOP_I8_128)
+        if (d->tokens > 32) return what(typename shape_of<FORMAT, X, 64>::type());
+    return what(typename shape_of<FORMAT, X, 32>::type());
+}
+template <int32_t FORMAT, typename F> static sop_status with_x(const sop_linear_desc *d, F what)
+{
+    switch (d->x_dtype) {
+    case SOP_F16: return with_columns<FORMAT, __half>(d, what);
+    case SOP_BF16: return with_columns<FORMAT, __nv_bfloat16>(d, what);
+    default: return with_columns<FORMAT, float>(d, what);
+    }
+}
+/* Calls what(S()) for the kernel's shape that a desc takes. */
+template <typename F> static sop_status with_shape(const sop_linear_desc *d, F what)
+{
+    switch (d->w_dtype[0]) {
+    case SOP_I8_128: return with_x<SOP_I8_128>(d, what);
+    case SOP_F8_128: return with_x<SOP_F8_128>(d, what);
+    default: return with_x<SOP_I4_128>(d, what);
+    }
+}
+
+extern "C" const char *sop_linear_stream_quant_sm90_refuse(const void *desc)
+{
+    const sop_linear_desc *d = (const sop_linear_desc *)desc;
+    const int32_t w = d->w_dtype[0];
+    if (!d->n[0] || d->k < 1) return "an extent is 0";
+    if (w != SOP_I8_128 && w != SOP_F8_128 && w != SOP_I4_128)
+        return "the weight is not i8_128, f8_128 or i4_128";
+    for (int j = 0; j < 3; j++) {
+        if (!d->n[j]) continue;
+        if (d->w_dtype[j] != w) return "the weights differ in format";
+        if (!(d->layouts[j] & SOP_LAYOUT_PLAIN)) return "a weight does not lie plain";
+        if (d->w_stride[j] % 4) return "rows of a weight are no multiple of 16 bytes apart";
+    }
+    if (d->tokens > 32 && (d->x_dtype == SOP_F32 || w == SOP_I8_128))
+        return "too many tokens for f32 or i8_128";
+    if (d->x_stride * (int64_t)sop_dtype_bytes(d->x_dtype) % 16)
+        return "rows of x are no multiple of 16 bytes apart";
+    return sop_stream_refuse(d);
+}
+
+extern "C" sop_status sop_linear_stream_quant_sm90_plan(const void *desc, const int32_t *params,
+                                                        const sop_facts *facts, size_t budget,
+                                                        sop_split *split)
+{
+    const sop_linear_desc *d = (const sop_linear_desc *)desc;
+    (void)params;
+    return with_shape(
+        d, [&](auto shape) { return sop_stream_plan<decltype(shape)>(d, facts, budget, split); });
+}
+
+extern "C" sop_status sop_linear_stream_quant_sm90(const sop_call *call)
+{
+    const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
+    if (d->tokens == 0) return SOP_OK;
+    if (!sop_linear_aligned(call) || !sop_aligned16(call->args[SOP_LINEAR_X].data))
+        return sop_linear_cuda(call);
+    return with_shape(d, [&](auto shape) { return sop_stream_run<decltype(shape)>(call); });
+}
