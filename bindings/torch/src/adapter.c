@@ -17,6 +17,7 @@
 enum { OPS = 100, TENSORS = SOP_TORCH_ARGS + SOP_TORCH_OUTS, TEXT = 512 };
 
 static struct sop_torch_op ops[OPS];
+static const char *lines[OPS];
 static int32_t n_ops;
 
 struct tensor {
@@ -37,6 +38,7 @@ struct run {
     const struct tensor *lead; /* whose leading dimensions the outputs have */
     int32_t n_lead;
     int32_t device_type, device_index;
+    bool doubles;  /* operands are float64: then those of fixed type float32 are too */
     bool given;    /* outputs are the caller's */
     bool conflict; /* two operands whose strides are one to the operator have different ones */
     char error[TEXT];
@@ -197,7 +199,7 @@ static bool arrange(const struct operand *o, struct tensor *t, bool split)
     return fits;
 }
 
-static bool wrong_rank(struct run *r, const struct operand *o, const struct tensor *t)
+static bool right_rank(struct run *r, const struct operand *o, const struct tensor *t)
 {
     const int32_t want = o->n_dims - o->stars;
     if (o->stars ? t->ndim >= want : t->ndim == want) return true;
@@ -205,20 +207,27 @@ static bool wrong_rank(struct run *r, const struct operand *o, const struct tens
                 o->stars ? "at least " : "", want);
 }
 
+/* The type that the operator fixes for an operand. */
+static int32_t fixed_type(const struct run *r, const struct operand *o)
+{
+    return r->doubles && o->dtype == SOP_F32 ? SOP_F64 : o->dtype;
+}
+
 /* Types as they have to be, by a copy where the operator fixes them. */
 static bool convert(struct run *r, struct tensor *t, const struct operand *o)
 {
+    const int32_t want = fixed_type(r, o);
     const int32_t is = sop_type(t->dtype);
     if (is < 0) return fail(r, "%s has a type superop does not know", o->name);
     if (o->packed) {
         if (is != SOP_U8) return fail(r, "%s is %s, must be uint8", o->name, type_text(is));
         return true;
     }
-    if (o->dtype_offset >= 0 || is == o->dtype) return true;
-    const bool floats = (is == SOP_F16 || is == SOP_BF16 || is == SOP_F64) && o->dtype == SOP_F32;
-    if (floats || (is == SOP_I64 && o->dtype == SOP_I32))
-        return copy_of(r, t, o, type_of_sop(o->dtype));
-    return fail(r, "%s is %s, must be %s", o->name, type_text(is), type_text(o->dtype));
+    if (o->dtype_offset >= 0 || is == want) return true;
+    const bool floats = (is == SOP_F16 || is == SOP_BF16 || is == SOP_F32 || is == SOP_F64) &&
+                        (want == SOP_F32 || want == SOP_F64);
+    if (floats || (is == SOP_I64 && want == SOP_I32)) return copy_of(r, t, o, type_of_sop(want));
+    return fail(r, "%s is %s, must be %s", o->name, type_text(is), type_text(want));
 }
 
 static const struct operand *operand_of(const struct run *r, int32_t i)
@@ -235,8 +244,14 @@ static bool prepare(struct run *r, int32_t n)
         const struct operand *o = operand_of(r, i);
         struct tensor *t = &r->tensor[i];
         if (!o || !t->handle) continue;
-        if (!look(r, t, o) || !same_device(r, t, o) || !convert(r, t, o) || !wrong_rank(r, o, t))
-            return false;
+        if (!look(r, t, o) || !same_device(r, t, o)) return false;
+        r->doubles |= o->dtype_offset >= 0 && sop_type(t->dtype) == SOP_F64;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        const struct operand *o = operand_of(r, i);
+        struct tensor *t = &r->tensor[i];
+        if (!o || !t->handle) continue;
+        if (!convert(r, t, o) || !right_rank(r, o, t)) return false;
         if (o->stars && !r->lead) {
             r->lead = t;
             r->n_lead = (int32_t)t->ndim - (o->n_dims - o->stars);
@@ -331,7 +346,8 @@ static bool make_outputs(struct run *r)
         for (int32_t d = o->stars; d < o->n_dims; d++)
             size[n++] = sop_torch_eval(&o->dim[d], r->name);
         dense(n, size, stride);
-        const int32_t dtype = o->like >= 0 ? r->tensor[o->like].dtype : type_of_sop(o->dtype);
+        const int32_t dtype =
+            o->like >= 0 ? r->tensor[o->like].dtype : type_of_sop(fixed_type(r, o));
         if (!t->handle &&
             sop_shim.empty(n, size, stride, dtype, r->device_type, r->device_index, &t->handle))
             return fail(r, "no memory for %s", o->name);
@@ -402,6 +418,9 @@ static bool describe(struct run *r, char *desc)
     const struct sop_torch_op *op = r->op;
     struct seen seen = {{0}};
     memset(desc, 0, op->op->desc_bytes);
+    for (int32_t i = 0; r->doubles && i < op->op->n_fields; i++)
+        if (op->op->fields[i].kind == SOP_FIELD_DTYPE) /* of operands that are absent too */
+            *(int32_t *)(desc + op->op->fields[i].offset) = SOP_F64;
     for (int32_t i = 0; i < op->n_names; i++)
         if (op->symbol[i].offset >= 0) *(int64_t *)(desc + op->symbol[i].offset) = r->name[i];
     for (int32_t i = 0; i < op->n_args; i++) {
@@ -589,10 +608,10 @@ SOP_API const char *sop_torch_load(void);
 SOP_API const char *sop_torch_register(void);
 SOP_API int64_t sop_torch_plans(void);
 
-/** Line i of the table, NULL past the last: what Python makes schemas and fakes of. */
+/** Line i of the table, of those whose operator the library has, NULL past the last: what Python makes schemas and fakes of. */
 const char *sop_torch_line(int32_t i)
 {
-    return i < n_ops ? sop_torch_lines[i] : NULL;
+    return i < n_ops ? lines[i] : NULL;
 }
 
 /** Find PyTorch's functions and read the table. NULL, or what is wrong. */
@@ -605,10 +624,12 @@ const char *sop_torch_load(void)
         return text;
     }
     for (int32_t i = 0; i < TYPES; i++) torch_type[i] = (*types[i].torch)();
-    for (n_ops = 0; sop_torch_lines[n_ops]; n_ops++) {
+    for (int32_t i = 0; sop_torch_lines[i]; i++) {
         if (n_ops == OPS) return "the table has more lines than there are kernels";
-        if (!sop_torch_parse(sop_torch_lines[n_ops], &ops[n_ops], &why)) {
-            (void)snprintf(text, sizeof text, "%s: %.300s", why, sop_torch_lines[n_ops]);
+        if (sop_torch_parse(sop_torch_lines[i], &ops[n_ops], &why)) {
+            lines[n_ops++] = sop_torch_lines[i];
+        } else if (why) {
+            (void)snprintf(text, sizeof text, "%s: %.300s", why, sop_torch_lines[i]);
             return text;
         }
     }

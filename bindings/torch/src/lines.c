@@ -62,6 +62,16 @@ const char *const sop_torch_lines[] = {
     "softmax softmax  x[*tokens,dim] scale=1.0 live?[1]  ->  y[*tokens,dim]:x",
     "sample sample  logits[rows,vocab] params[rows,record] live?[1]  ->  ids[rows]",
     "finite finite  x[*tokens,dim] allow_neg_inf=0 live?[1]  ->  count[1]",
+    "bias_act_grad bias_act_grad  x[*tokens,dim] dy[*tokens,dim] bias?[dim] r?[*tokens,dim] act=1  ->  dx[*tokens,dim]:x",
+    "bias_act_grads bias_act_grad  x[*tokens,dim] dy[*tokens,dim] bias?[dim] r?[*tokens,dim] act=1  ->  dx[*tokens,dim]:x dbias[dim]",
+    "gated_grad gated_grad  x[*tokens,both] dy[*tokens,dim] act=0  ->  dgate[*tokens,dim]:x dup[*tokens,dim]:x",
+    "softmax_grad softmax_grad  y[*tokens,dim] dy[*tokens,dim] scale=1.0  ->  dx[*tokens,dim]:y",
+    "rms_norm_grad rmsnorm_grad  x[**,dim] w[dim] dy[**,dim] dr?[**,dim] eps=1e-6 offset=0.0  ->  dx[**,dim]:x dw[dim]",
+    "layer_norm_grad layernorm_grad  x[*tokens,dim] dy[*tokens,dim] w?[dim] dr?[*tokens,dim] eps=1e-5"
+        "  ->  dx[*tokens,dim]:x dw[dim] db[dim]",
+    "matmul matmul  a[rows,k] b[k,cols]  ->  y[rows,cols]:a",
+    "matmul_t matmul  a{transposed=1}[k,rows] b[k,cols]  ->  y[rows,cols]:a",
+    "matmul_t_sums matmul  a{transposed=1}[k,rows] b[k,cols]  ->  y[rows,cols]:a sums[rows]",
     NULL,
 };
 /* clang-format on */

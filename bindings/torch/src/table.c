@@ -142,7 +142,8 @@ static void dims(struct reader *r, struct operand *o)
 /* Where a view's numbers come from: op's view of this role in a desc whose fields all differ. */
 static void look(struct reader *r, struct operand *o)
 {
-    static const int32_t types[] = {SOP_F16, SOP_BF16, SOP_F64, SOP_I8, SOP_I64, SOP_F8};
+    /* None that an operator fixes, or that changes what it fixes. */
+    static const int32_t types[] = {SOP_F16, SOP_BF16, SOP_I8, SOP_I64, SOP_F8};
     const sop_op *op = r->op->op;
     _Alignas(8) char desc[1024];
     sop_tensor v = {0};
@@ -163,7 +164,7 @@ static void look(struct reader *r, struct operand *o)
             else if (f->kind == SOP_FIELD_I32)
                 *(int32_t *)at = 7;
             else if (f->kind == SOP_FIELD_DTYPE)
-                *(int32_t *)at = codes ? SOP_I8 : types[n_types++ % 6];
+                *(int32_t *)at = codes ? SOP_I8 : types[n_types++ % 5];
         }
         op->view(desc, o->role, &v);
         if (v.dtype >= 0) break;
@@ -264,7 +265,7 @@ bool sop_torch_parse(const char *line, struct sop_torch_op *op, const char **why
     word(&r, text, sizeof text);
     op->op = sop_op_find(text);
     if (!op->op) {
-        *why = "the library has no such operator";
+        *why = NULL; /* an older library */
         return false;
     }
     bool outs = false;
@@ -287,7 +288,7 @@ bool sop_torch_parse(const char *line, struct sop_torch_op *op, const char **why
             fail(&r, "too many arguments");
             break;
         }
-        if (!strchr("[?!%", *r.at) || !*r.at) {
+        if (!strchr("[?!%{", *r.at) || !*r.at) {
             scalar(&r, name, &op->arg[op->n_args++].scalar);
             continue;
         }

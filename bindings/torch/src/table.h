@@ -66,10 +66,7 @@ struct sop_torch_op {
 /* The value of an expression of names. */
 int64_t sop_torch_eval(const struct expr *e, const int64_t *names);
 
-/* Read a line. false: it does not fit the library; why says how. */
+/* Read a line. false: it does not fit the library, and why says how; or NULL: its operator is not there. */
 bool sop_torch_parse(const char *line, struct sop_torch_op *out, const char **why);
-
-/* The dtype's field or, where there is none, the type; and where strides go: from op's view of a desc in
- * which every field is different. */
 
 #endif

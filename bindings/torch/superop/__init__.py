@@ -1,13 +1,28 @@
-"""superop in PyTorch: its operators as torch.ops.superop, on CPU and CUDA, and its attention in
-Transformers models as attn_implementation="superop"."""
+"""superop in PyTorch: its operators as torch.ops.superop and as functions with gradients, on CPU and
+CUDA, and its attention in Transformers models as attn_implementation="superop"."""
 
 import importlib.util
 
 from . import _ops  # noqa: F401  registers torch.ops.superop
 from ._lib import plans
 from .attention import fallbacks
+from .functional import (
+    add_layer_norm,
+    add_rms_norm,
+    bias_act,
+    gated,
+    has_gradients,
+    layer_norm,
+    linear,
+    rms_norm,
+    rope,
+    softmax,
+)
 
-__all__ = ["fallbacks", "plans"]
+__all__ = [
+    "add_layer_norm", "add_rms_norm", "bias_act", "fallbacks", "gated", "has_gradients", "layer_norm", "linear", "plans",
+    "rms_norm", "rope", "softmax",
+]  # fmt: skip
 
 if importlib.util.find_spec("transformers"):
     from . import attention as _attention

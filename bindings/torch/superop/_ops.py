@@ -15,7 +15,6 @@ _SCALAR = re.compile(r"(\w+)(?:>(\w+))?(?:=(.*))?$")
 _RULE = re.compile(r"(\w+):=(.*)$")
 # Types that the library fixes for outputs, beside float32.
 _INTEGERS = {"ids", "counts", "perm", "count"}
-_FLOATS = {("moe_gate", "weights")}
 
 
 class _Dim:
@@ -77,7 +76,10 @@ class Op:
     def dtype(self, out, given):
         if out.like:
             return given[out.like].dtype
-        return torch.int32 if out.name in _INTEGERS else torch.float32
+        if out.name in _INTEGERS:
+            return torch.int32
+        doubles = any(isinstance(v, torch.Tensor) and v.dtype is torch.float64 for v in given.values())
+        return torch.float64 if doubles else torch.float32
 
     def fake(self, *values, **named):
         """The outputs, empty: what the kernel would return for these arguments."""

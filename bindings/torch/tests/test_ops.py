@@ -444,7 +444,17 @@ def samples(device):
     att = (q, kp, vp, i32([0], [1]), i32(0, 2, 3), i32(5, 9))
     q8 = torch.zeros(6, 68, dtype=torch.uint8, device=device)
     counts, perm = i32(2, 1), i32(0, 2, 1)
-    return {
+    dy, half = f(2, 3, 64, seed=5), f(2, 3, 32, seed=6)
+    calls = {
+        "bias_act_grad": (x, dy, w, r),
+        "bias_act_grads": (x, dy, w, r),
+        "gated_grad": (x, half),
+        "softmax_grad": (x, dy),
+        "rms_norm_grad": (x, w, dy, r),
+        "layer_norm_grad": (x, dy, w, r),
+        "matmul": (f(3, 5), f(5, 7)),
+        "matmul_t": (f(5, 3), f(5, 7)),
+        "matmul_t_sums": (f(5, 3), f(5, 7)),
         "embed": (i32(1, 0), f(5, 8)),
         "embed_packed": (i32(1, 0), q8, 64, 16),
         "rope": (f(5, 2, 64), i32(0, 1, 2, 3, 4), f(32)),
@@ -473,6 +483,7 @@ def samples(device):
         "sample": (f(3, 50), torch.zeros(3, 32, dtype=torch.uint8, device=device)),
         "finite": (x,),
     }
+    return {name: args for name, args in calls.items() if name in _ops.table}
 
 
 def test_every_operator_of_the_library_has_a_line():
