@@ -16,6 +16,7 @@
 
 enum { OPS = 100, TENSORS = SOP_TORCH_ARGS + SOP_TORCH_OUTS, TEXT = 512 };
 
+static _Thread_local void (*hear)(const char *op, const char *row);
 static struct sop_torch_op ops[OPS];
 static const char *lines[OPS];
 static int32_t n_ops;
@@ -476,6 +477,7 @@ static bool launch(struct run *r, const struct place *p, const struct kept *k)
                                      r->device_index, &scratch) ||
                       sop_shim.data(scratch, &memory)))
         return fail(r, "no memory for scratch of %lld bytes", (long long)bytes);
+    if (hear) hear(op->name, sop_torch_row(k));
     const sop_status s = sop_torch_run(k, p, args, memory);
     if (scratch) (void)sop_shim.drop(scratch); /* the stream keeps its order: reuse waits */
     return s == SOP_OK ? true : hand_on(r, s);
@@ -607,6 +609,7 @@ SOP_API const char *sop_torch_line(int32_t i);
 SOP_API const char *sop_torch_load(void);
 SOP_API const char *sop_torch_register(void);
 SOP_API int64_t sop_torch_plans(void);
+SOP_API void sop_torch_trace(void (*fn)(const char *op, const char *row));
 
 /** Line i of the table, of those whose operator the library has, NULL past the last: what Python makes schemas and fakes of. */
 const char *sop_torch_line(int32_t i)
@@ -662,4 +665,10 @@ const char *sop_torch_register(void)
 int64_t sop_torch_plans(void)
 {
     return sop_torch_kept();
+}
+
+/** Tell fn the row of every call of this thread, until NULL is given. */
+void sop_torch_trace(void (*fn)(const char *op, const char *row))
+{
+    hear = fn;
 }

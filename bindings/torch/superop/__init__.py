@@ -26,5 +26,7 @@ __all__ = [
 
 if importlib.util.find_spec("transformers"):
     from . import attention as _attention
+    from .patching import explain, patch, unpatch
 
     _attention.register()
+    __all__ += ["explain", "patch", "unpatch"]

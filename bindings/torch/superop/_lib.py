@@ -1,5 +1,6 @@
 """The shared objects: libsuperop and the adapter, found and loaded once."""
 
+import contextlib
 import ctypes
 import os
 
@@ -30,6 +31,7 @@ for _name, _result, _args in (
     ("sop_torch_load", ctypes.c_char_p, []),
     ("sop_torch_register", ctypes.c_char_p, []),
     ("sop_torch_plans", ctypes.c_int64, []),
+    ("sop_torch_trace", None, [ctypes.c_void_p]),
 ):
     _f = getattr(lib, _name)
     _f.restype, _f.argtypes = _result, _args
@@ -57,3 +59,18 @@ def register():
 def plans():
     """Shapes whose plan is kept."""
     return lib.sop_torch_plans()
+
+
+_SEEN = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
+
+
+@contextlib.contextmanager
+def rows():
+    """A list of (operator, row) of every call that this thread makes inside."""
+    seen = []
+    hear = _SEEN(lambda op, row: seen.append((op.decode(), row.decode())))
+    lib.sop_torch_trace(hear)
+    try:
+        yield seen
+    finally:
+        lib.sop_torch_trace(None)

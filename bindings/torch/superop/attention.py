@@ -160,23 +160,30 @@ def _refusal(module, q, k, v, mask, dropout, kwargs):
     return None
 
 
-def core(q, k, v, mask, scale, causal, window=0, cap=0.0, sinks=None):
-    """Attention of q [b, h, n, d] over k, v [b, g, m, d], as they lie; o [b, n, h, d]."""
+def index_of(b, n, m, device):
+    """The table, starts and lengths of b rows of n queries over m keys."""
+    return _small(_table, device, b), _small(_starts, device, b, n), _small(_full, device, b, m)
+
+
+def core(q, k, v, mask, scale, causal, window=0, cap=0.0, sinks=None, index=None):
+    """Attention of q [b, h, n, d] over k, v [b, g, m, d], as they lie; o [b, n, h, d]. index: what
+    index_of() makes, where a caller has it already."""
     b, h, n, d = q.shape
     m = k.shape[2]
     rows = q.transpose(1, 2).reshape(b * n, h, d)
-    lens = _small(_full, q.device, b, m)
+    table, starts, lens = index or index_of(b, n, m, q.device)
     if mask is not None and mask.dim() == 1:
         lens, mask = mask, None
     elif mask is not None:
+        m = min(m, mask.shape[-1])
         mask = mask[..., :m].expand(b, -1, n, m).transpose(1, 2).reshape(b * n, mask.shape[1], m)
         causal, window = False, 0  # the mask says it all
     o = ops.attention(
         rows,
         k.transpose(1, 2),
         v.transpose(1, 2),
-        _small(_table, q.device, b),
-        _small(_starts, q.device, b, n),
+        table,
+        starts,
         lens,
         0,
         int(causal),

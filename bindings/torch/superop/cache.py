@@ -1,0 +1,69 @@
+"""A cache layer that grows by half where Transformers' own is copied whole at every token.
+
+    room  [b, g, capacity, d], of which the first n keys are there; keys and values are views of it
+
+What shortens, repeats or reorders a cache replaces the views by tensors of its own; the next update
+makes room for those."""
+
+import torch
+from transformers.cache_utils import DynamicLayer
+
+ops = torch.ops.superop
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values [b, g, n, d] of a layer, without a limit, appended in place."""
+
+    def lazy_initialization(self, key_states, value_states):
+        super().lazy_initialization(key_states, value_states)
+        self.rooms = None
+
+    def present(self):
+        return self.keys.shape[-2] if self.is_initialized and self.keys.numel() else 0
+
+    def room_for(self, key, value, n):
+        """Room for n more of the like of key and value [b, g, *, d]: how many are there by now."""
+        if not self.is_initialized:
+            self.lazy_initialization(key, value)
+        had = self.present()
+        rooms = self.rooms
+        if (
+            rooms is None
+            or had + n > rooms[0].shape[2]
+            or rooms[0].shape[0] != key.shape[0]
+            or (had and (self.keys.data_ptr() != rooms[0].data_ptr() or self.values.data_ptr() != rooms[1].data_ptr()))
+        ):
+            capacity = -(-max(had + n, (had * 3) // 2, 64) // 64) * 64
+            made = []
+            for old, like in ((self.keys, key), (self.values, value)):
+                b, g, _, d = like.shape
+                room = torch.zeros(b, g, capacity, d, dtype=like.dtype, device=like.device)
+                if had:
+                    room[:, :, :had] = old
+                made.append(room)
+            self.rooms = tuple(made)
+        return had
+
+    def hold(self, n):
+        """The first n of the room are there."""
+        self.keys, self.values = (room[:, :, :n] for room in self.rooms)
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        n = key_states.shape[-2]
+        had = self.room_for(key_states, value_states, n)
+        self.rooms[0][:, :, had : had + n] = key_states
+        self.rooms[1][:, :, had : had + n] = value_states
+        self.hold(had + n)
+        return self.keys, self.values
+
+
+def grow(cache):
+    """Take such layers where an empty cache of Transformers has its plain ones."""
+    layers = getattr(cache, "layers", None)
+    if layers is None:
+        return
+    for i, layer in enumerate(layers):
+        if type(layer) is DynamicLayer and not layer.is_initialized:
+            layers[i] = GrowingLayer()
+    if getattr(cache, "layer_class_to_replicate", None) is DynamicLayer:
+        cache.layer_class_to_replicate = GrowingLayer

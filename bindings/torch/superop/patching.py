@@ -1,0 +1,405 @@
+"""superop.patch(model): the decoder layers of a Transformers model on superop's operators.
+
+A layer keeps its class, its parameters and its hooks; its forward alone is another one, bound to the
+instance, so that unpatch() has only to take it away. A layer goes
+
+    norm -> q, k, v in one linear -> [norms of heads] -> rope -> cache -> attention -> linear
+         -> residual and norm -> gate and up in one linear -> gated -> linear -> residual
+
+What a layer cannot do for a call (gradients, weights of attention, a type) goes its old way for that
+call, counted in superop.fallbacks() and said once."""
+
+import weakref
+
+import torch
+from torch import nn
+
+from . import attention as _attention
+
+ops = torch.ops.superop
+
+# Class of a layer: what is added to the weight of a norm, and whether norms follow the blocks too.
+_FAMILIES = {
+    "Qwen2DecoderLayer": (0.0, False),
+    "Qwen3DecoderLayer": (0.0, False),
+    "LlamaDecoderLayer": (0.0, False),
+    "MistralDecoderLayer": (0.0, False),
+    "Gemma3DecoderLayer": (1.0, True),
+}
+_ROPES = ("default", "linear", "llama3", "yarn")
+_ACTS = {
+    "SiLU": 0,
+    "SiLUActivation": 0,
+    "GELUTanh": 1,
+    "PytorchGELUTanh": 1,
+    "GELUActivation": 2,
+}
+
+
+class _Param:
+    """A small parameter in float32, as the operators read them; made again when it has changed."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.version = None
+        self.wide = None
+        self.refresh()
+
+    def refresh(self):
+        t = self.tensor
+        if t is None or t.dtype is torch.float32:
+            self.wide = None if t is None else t.detach()
+        else:
+            self.wide = t.detach().float()
+        self.version = self.key()
+
+    def key(self):
+        return None if self.tensor is None else (self.tensor._version, self.tensor.data_ptr(), self.tensor.dtype)
+
+    def __call__(self):
+        if not torch.compiler.is_compiling() and self.version != self.key():
+            self.refresh()
+        return self.wide
+
+
+class _Norm:
+    def __init__(self, module, offset):
+        self.weight = _Param(module.weight)
+        self.eps = getattr(module, "variance_epsilon", None) or module.eps
+        self.offset = offset
+
+    def __call__(self, x):
+        return ops.rms_norm(x, self.weight(), self.eps, self.offset)
+
+    def after(self, x, residual):
+        """The norm of x + residual, and the sum."""
+        return ops.add_rms_norm(x, residual, self.weight(), self.eps, self.offset)
+
+
+class _Step:
+    """What the layers of a model share in one forward pass; the first one makes it anew."""
+
+    def __init__(self):
+        self.source = self.pos = self.index = self.slots = None
+
+    def begin(self, positions, b, n):
+        self.source = positions
+        self.pos = positions.expand(b, n).to(torch.int32).contiguous()
+        self.index = self.slots = None
+
+
+class _LazyRope:
+    """(cos, sin) of Transformers, made when somebody asks: a patched layer does not."""
+
+    def __init__(self, make):
+        self.make = make
+        self.made = None
+
+    def __iter__(self):
+        if self.made is None:
+            self.made = self.make()
+        return iter(self.made)
+
+    def __getitem__(self, i):
+        return tuple(self)[i]
+
+    def __len__(self):
+        return 2
+
+
+def _plain(module):
+    """Whether a module is a linear without anything around it."""
+    return type(module) is nn.Linear and not hasattr(module, "_hf_hook")
+
+
+class _Layer:
+    """The forward of a decoder layer."""
+
+    def __init__(self, module, step, rotary, first, offset, sandwich):
+        attn, mlp = module.self_attn, module.mlp
+        self.module = weakref.ref(module)
+        self.step, self.rotary, self.first, self.sandwich = step, rotary, first, sandwich
+        self.kind = getattr(attn, "layer_type", None)
+        self.index, self.dim, self.scaling = attn.layer_idx, attn.head_dim, attn.scaling
+        self.causal = getattr(attn, "is_causal", True)
+        mistral = type(module).__name__ == "MistralDecoderLayer"
+        window = getattr(attn.config if mistral else attn, "sliding_window", None)
+        self.window = window or 0
+        self.qkv = attn.q_proj, attn.k_proj, attn.v_proj
+        self.qkv_bias = [_Param(p.bias) for p in self.qkv]
+        self.heads, self.groups = (p.out_features // self.dim for p in self.qkv[:2])
+        self.out, self.out_bias = attn.o_proj, _Param(attn.o_proj.bias)
+        norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
+        self.head_norms = [_Norm(x, offset) for x in norms if x is not None]
+        self.before = _Norm(module.input_layernorm, offset)
+        self.between = _Norm(module.pre_feedforward_layernorm if sandwich else module.post_attention_layernorm, offset)
+        self.after = []
+        if sandwich:
+            self.after = [_Norm(module.post_attention_layernorm, offset), _Norm(module.post_feedforward_layernorm, offset)]
+        self.gate, self.up, self.down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.mlp_bias = [_Param(p.bias) for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
+        self.act = _ACTS[type(mlp.act_fn).__name__]
+
+    @staticmethod
+    def refusal(module):
+        """Why this layer cannot be patched, or None."""
+        attn, mlp = module.self_attn, module.mlp
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            if not _plain(getattr(attn, name)):
+                return f"{name} is a {type(getattr(attn, name)).__name__}"
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            if not _plain(getattr(mlp, name)):
+                return f"{name} is a {type(getattr(mlp, name)).__name__}"
+        if type(mlp.act_fn).__name__ not in _ACTS:
+            return f"the activation {type(mlp.act_fn).__name__}"
+        if hasattr(module, "_hf_hook"):
+            return "a hook of accelerate's"
+        return None
+
+    def not_now(self, x, mask, kwargs):
+        """Why this call goes the old way, or None."""
+        module = self.module()
+        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in module.parameters())):
+            return "a decoder layer under gradients"
+        if kwargs.get("output_attentions"):
+            return "output_attentions asks for the weights"
+        if x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.dtype != self.out.weight.dtype:
+            return f"a decoder layer of {self.out.weight.dtype} with {x.dtype}"
+        if x.device != self.out.weight.device or x.device.type not in ("cpu", "cuda"):
+            return f"a decoder layer on {x.device.type}"
+        if torch.is_autocast_enabled(x.device.type):
+            return "autocast"
+        if mask is not None and mask.dtype not in (torch.bool, torch.int32, torch.float32, torch.float16, torch.bfloat16):
+            return f"a mask of {mask.dtype}"
+        return None
+
+    def freqs(self):
+        rotary, kind = self.rotary, self.kind
+        if hasattr(rotary, "inv_freq"):
+            return rotary.inv_freq.float(), float(rotary.attention_scaling)
+        return getattr(rotary, f"{kind}_inv_freq").float(), float(getattr(rotary, f"{kind}_attention_scaling"))
+
+    def attend(self, x, mask, cache, kwargs):
+        b, n, _ = x.shape
+        h, g, d = self.heads, self.groups, self.dim
+        step = self.step
+        q_proj, k_proj, v_proj = self.qkv
+        biases = [p() for p in self.qkv_bias]
+        qkv = ops.linear3(x, q_proj.weight, k_proj.weight, v_proj.weight, *biases)
+        both = qkv[..., : (h + g) * d].view(b, n, h + g, d)
+        freqs, mscale = self.freqs()
+        if self.head_norms:
+            for norm, part in zip(self.head_norms, (both[:, :, :h], both[:, :, h:])):
+                ops.rms_norm.out(part, norm.weight(), norm.eps, norm.offset, y=part)
+        ops.rope.out(both, step.pos, freqs, mscale, y=both)
+        q, k = both[:, :, :h].transpose(1, 2), both[:, :, h:].transpose(1, 2)
+        v = qkv[..., (h + g) * d :].view(b, n, g, d).transpose(1, 2)
+        cu = kwargs.get("cu_seq_lens_q")
+        if cu is not None and cache is None and b == 1:
+            cu_k = kwargs["cu_seq_lens_k"]
+            longest = int(kwargs.get("max_length_k") or (cu_k[1:] - cu_k[:-1]).max())
+            return _attention.packed(q, k, v, cu, cu_k, longest, self.scaling, self.causal, self.window)
+        if cache is not None:
+            k, v, own = self.remember(cache, k, v)
+            if own and mask is None:
+                mask = step.index[2]
+            elif own:
+                k, v = own
+        if step.index is None or step.index[3] != (b, n, k.shape[2]):
+            step.index = (*_attention.index_of(b, n, k.shape[2], x.device), (b, n, k.shape[2]))
+        return _attention.core(q, k, v, mask, self.scaling, self.causal, self.window, index=step.index[:3])
+
+    def remember(self, cache, k, v):
+        """Append to the cache: keys and values as attention reads them, and, where these are the whole
+        room of a growing layer, the views of what is there."""
+        from .cache import GrowingLayer, grow
+
+        if self.first:
+            grow(cache)
+        layers = cache.layers
+        if self.index >= len(layers) or type(layers[self.index]) is not GrowingLayer or torch.compiler.is_compiling():
+            return (*cache.update(k, v, self.index), None)
+        layer, step = layers[self.index], self.step
+        b, g, n, d = k.shape
+        had = layer.room_for(k, v, n)
+        rooms = layer.rooms
+        room = rooms[0].shape[2]
+        if step.slots is None or step.slots[1] != (b, n, had, room):
+            at = torch.arange(had, had + n, dtype=torch.int32, device=k.device)
+            rows = torch.arange(0, b * room, room, dtype=torch.int32, device=k.device)
+            step.slots = (rows[:, None] + at).flatten(), (b, n, had, room)
+        ops.kv_append(
+            *(x.transpose(1, 2).reshape(b * n, g, x.shape[-1]) for x in (k, v)),
+            step.slots[0],
+            *(x.transpose(1, 2) for x in rooms),
+        )
+        layer.hold(had + n)
+        if step.index is None or step.index[3] != (b, n, room):
+            table, starts, lens = _attention.index_of(b, n, had + n, k.device)
+            step.index = table, starts, lens, (b, n, room)
+        return (*rooms, (layer.keys, layer.values))
+
+    def __call__(
+        self,
+        hidden_states,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        use_cache=False,
+        position_embeddings=None,
+        **kwargs,
+    ):
+        x, module = hidden_states, self.module()
+        why = self.not_now(x, attention_mask, kwargs)
+        if why is None and position_ids is None:
+            why = "a decoder layer without position_ids"
+        if why is not None:
+            _attention._fallback(why)
+            return type(module).forward(
+                module,
+                hidden_states,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                position_embeddings=position_embeddings,
+                **kwargs,
+            )
+        if self.first or self.step.source is not position_ids:
+            self.step.begin(position_ids, x.shape[0], x.shape[1])
+        b, n = x.shape[:2]
+        a = self.attend(self.before(x), attention_mask, past_key_values, kwargs)
+        a = ops.linear(a.reshape(b, n, -1), self.out.weight, self.out_bias())
+        if self.sandwich:
+            a = self.after[0](a)
+        y, x = self.between.after(a, x)
+        gate, up, down = (p() for p in self.mlp_bias)
+        y = ops.gated(ops.linear2(y, self.gate.weight, self.up.weight, gate, up), self.act)
+        y = ops.linear(y, self.down.weight, down)
+        if self.sandwich:
+            y = self.after[1](y)
+        return ops.add(y, x)
+
+
+def _linear_forward(module, bias):
+    old = type(module).forward
+
+    def forward(x):
+        if torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad) or x.dtype != module.weight.dtype:
+            return old(module, x)
+        return ops.linear(x, module.weight, bias())
+
+    return forward
+
+
+def _norm_forward(module, offset):
+    old, norm = type(module).forward, _Norm(module, offset)
+
+    def forward(x):
+        if torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad):
+            return old(module, x)
+        return norm(x)
+
+    return forward
+
+
+def _rotary_forward(module):
+    old = type(module).forward
+
+    def forward(x, position_ids, *args, **kwargs):
+        if torch.compiler.is_compiling():
+            return old(module, x, position_ids, *args, **kwargs)
+        return _LazyRope(lambda: old(module, x, position_ids, *args, **kwargs))
+
+    return forward
+
+
+def _rope_types(rotary):
+    kind = getattr(rotary, "rope_type", "default")
+    return set(kind.values()) if isinstance(kind, dict) else {kind}
+
+
+class Patched:
+    """What patch() did: how many layers run on superop, and why others do not."""
+
+    def __init__(self):
+        self.layers, self.refused, self.modules = 0, {}, []
+        self.implementation = None
+
+    def __repr__(self):
+        why = "".join(f"; {name}: {text}" for name, text in self.refused.items())
+        return f"superop: {self.layers} layers patched, {len(self.refused)} not{why}"
+
+
+def _bind(patched, module, forward):
+    object.__setattr__(module, "forward", forward)
+    patched.modules.append(module)
+
+
+def patch(model):
+    """Put the decoder layers of a model of Transformers on superop; its parameters stay where they are.
+    Returns what was done. A second patch() is the same as one."""
+    unpatch(model)
+    patched = Patched()
+    for name, parent in model.named_modules():
+        layers, rotary = getattr(parent, "layers", None), getattr(parent, "rotary_emb", None)
+        if not isinstance(layers, nn.ModuleList) or rotary is None:
+            continue
+        step, first = _Step(), True
+        odd = _rope_types(rotary) - set(_ROPES)
+        for i, layer in enumerate(layers):
+            family = _FAMILIES.get(type(layer).__name__)
+            why = f"a {type(layer).__name__}" if family is None else _Layer.refusal(layer)
+            if why is None and odd:
+                why = f"rope of type {', '.join(sorted(odd))}"
+            if why is not None:
+                patched.refused[f"{name}.layers.{i}".lstrip(".")] = why
+                continue
+            _bind(patched, layer, _Layer(layer, step, rotary, first, *family))
+            patched.layers += 1
+            first = False
+        if first:
+            continue
+        _bind(patched, rotary, _rotary_forward(rotary))
+        norm = getattr(parent, "norm", None)
+        if norm is not None and type(norm).__name__.endswith("RMSNorm"):
+            _bind(patched, norm, _norm_forward(norm, family[0] if family else 0.0))
+    head = getattr(model, "lm_head", None)
+    if patched.layers and head is not None and _plain(head):
+        _bind(patched, head, _linear_forward(head, _Param(head.bias)))
+    if patched.layers and hasattr(model, "set_attn_implementation"):
+        patched.implementation = model.config._attn_implementation
+        model.set_attn_implementation("superop")
+    object.__setattr__(model, "_superop", patched)
+    return patched
+
+
+def unpatch(model):
+    """Take back what patch() did; nothing when it did nothing."""
+    patched = getattr(model, "_superop", None)
+    if patched is None:
+        return
+    for module in patched.modules:
+        module.__dict__.pop("forward", None)
+    if patched.implementation is not None:
+        model.set_attn_implementation(patched.implementation)
+    object.__delattr__(model, "_superop")
+
+
+def explain(model, batch=1, length=1):
+    """What runs for a batch of sequences of this length in one layer of a patched model: a line for each
+    operator, with the row the library chose. Returns the text."""
+    from . import _lib
+
+    patched = getattr(model, "_superop", None)
+    layer = next((m for m in patched.modules if isinstance(m.__dict__.get("forward"), _Layer)), None) if patched else None
+    if layer is None:
+        return "superop: this model is not patched"
+    weight = layer.self_attn.o_proj.weight
+    x = torch.zeros(batch, length, weight.shape[0], dtype=weight.dtype, device=weight.device)
+    positions = torch.arange(length, device=weight.device).unsqueeze(0)
+    with _lib.rows() as seen, torch.no_grad():
+        layer.forward(x, position_ids=positions)
+    lines = [f"{type(layer).__name__}, batch {batch}, length {length}, {weight.dtype}, {weight.device}"]
+    lines += [f"  {op:14} {row}" for op, row in seen]
+    return "\n".join(lines + [repr(patched)])

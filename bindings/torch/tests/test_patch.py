@@ -1,0 +1,301 @@
+"""superop.patch(model) against eager, in every way that ragged data arrives."""
+
+import itertools
+import warnings
+
+import torch
+
+import superop
+from harness import DEVICES, Skip
+from models import MAKERS, gemma3, llama, make, mistral, qwen2, qwen3
+from test_attention import ids, near
+
+warnings.filterwarnings("ignore", message="superop:")
+
+
+def everywhere(makers=MAKERS, **kw):
+    for device, maker in itertools.product(DEVICES, makers):
+        yield device, make(maker, device, **kw)
+
+
+def eager_then_patched(model, run):
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        want = run(model)
+    done = superop.patch(model)
+    assert done.layers == len(model.model.layers) and not done.refused, done
+    before = superop.fallbacks()
+    with torch.no_grad():
+        got = run(model)
+    assert superop.fallbacks() == before, superop.fallbacks()
+    superop.unpatch(model)
+    return want, got
+
+
+def test_plain_batches():
+    for device, model in everywhere():
+        for b, n in ((1, 1), (1, 33), (3, 20), (64, 2)):
+            x = ids(b, n, device)
+            near(*eager_then_patched(model, lambda m: m(x).logits))
+
+
+def test_biases_and_tied_weights():
+    for device, model in everywhere([llama], attention_bias=True, mlp_bias=True, tie_word_embeddings=True):
+        x = ids(2, 9, device)
+        near(*eager_then_patched(model, lambda m: m(x).logits))
+
+
+def test_left_and_right_padding():
+    for device, model in everywhere():
+        x = ids(3, 20, device)
+        for side in ("left", "right"):
+            mask = torch.ones_like(x)
+            for row, pads in enumerate((0, 5, 13)):
+                if pads and side == "left":
+                    mask[row, :pads] = 0
+                elif pads:
+                    mask[row, -pads:] = 0
+            position = (mask.cumsum(-1) - 1).clamp(min=0)
+            want, got = eager_then_patched(model, lambda m: m(x, attention_mask=mask, position_ids=position).logits)
+            near(want, got, mask.bool())
+
+
+def test_packed_rows():
+    for device, model in everywhere():
+        x = ids(1, 24, device)
+        position = torch.cat([torch.arange(n) for n in (7, 1, 16)])[None].to(device)
+        want, got = eager_then_patched(model, lambda m: m(x, position_ids=position, use_cache=False).logits)
+        near(want, got)
+        cu = torch.tensor([0, 7, 8, 24], dtype=torch.int32, device=device)
+        borders = dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=16, max_length_k=16)
+        superop.patch(model)
+        with torch.no_grad():
+            near(want, model(x, position_ids=position, use_cache=False, **borders).logits)
+        superop.unpatch(model)
+
+
+def test_a_custom_mask():
+    for device, model in everywhere([qwen2, qwen3, llama]):
+        x = ids(2, 12, device)
+        allowed = (torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(3)) > 0.4).to(device).tril()
+        allowed |= torch.eye(12, dtype=torch.bool, device=device)
+        number = torch.zeros(2, 1, 12, 12, device=device).masked_fill(~allowed, torch.finfo(torch.float32).min)
+        near(*eager_then_patched(model, lambda m: m(x, attention_mask=number).logits))
+
+
+def test_prefill_in_chunks_and_decode():
+    from transformers import DynamicCache, StaticCache
+
+    for device, model in everywhere():
+        x = ids(2, 90, device)
+
+        def whole(m):
+            return m(x).logits
+
+        def steps(m):
+            out = []
+            for cache in (DynamicCache(config=m.config), DynamicCache(), StaticCache(config=m.config, max_cache_len=100)):
+                at, got = 0, []
+                for n in (5, 9, 1, 1, 50, 1, 13, 10):
+                    got.append(m(x[:, at : at + n], past_key_values=cache, use_cache=True).logits)
+                    at += n
+                out.append(torch.cat(got, 1))
+            return out
+
+        want, _ = eager_then_patched(model, whole)
+        _, got = eager_then_patched(model, steps)
+        for logits in got:
+            near(want, logits)
+
+
+def test_generate_says_the_same():
+    for device, model in everywhere():
+        x = ids(4, 12, device)
+        mask = torch.ones_like(x)
+        mask[1, :5] = 0
+        mask[2, :11] = 0
+        for kw in ({}, {"cache_implementation": "static", "disable_compile": True}, {"num_beams": 2}):
+            run = lambda m: m.generate(x, attention_mask=mask, max_new_tokens=12, do_sample=False, **kw)  # noqa: E731
+            assert torch.equal(*eager_then_patched(model, run)), (model.config.model_type, kw)
+
+
+def test_lengths_around_a_power_of_two():
+    for device, model in everywhere([qwen2, gemma3]):
+        for n in (255, 256, 257):
+            x = ids(1, n, device)
+            near(*eager_then_patched(model, lambda m: m(x).logits))
+
+
+def test_lower_precisions():
+    for device, maker, dtype in itertools.product(DEVICES, MAKERS, (torch.float16, torch.bfloat16)):
+        exact = make(maker, device)
+        x = ids(2, 17, device)
+        with torch.no_grad():
+            right = exact(x).logits
+        model = make(maker, device, dtype)
+        want, got = eager_then_patched(model, lambda m: m(x).logits.float())
+        # as far from float32 as eager is in this type, and half more
+        assert (got - right).abs().max() <= 1.5 * (want - right).abs().max() + 1e-3, (maker.__name__, dtype)
+
+
+def test_unpatch_restores_the_model():
+    for device, model in everywhere([qwen3]):
+        x = ids(2, 9, device)
+        model.set_attn_implementation("sdpa")
+        before = {name: (type(m), m.__dict__.get("forward")) for name, m in model.named_modules()}
+        with torch.no_grad():
+            want = model(x).logits
+            superop.patch(model)
+            superop.patch(model)  # once more is the same
+            near(want, model(x).logits)
+            superop.unpatch(model)
+            assert torch.equal(want, model(x).logits)
+        assert before == {name: (type(m), m.__dict__.get("forward")) for name, m in model.named_modules()}
+        assert model.config._attn_implementation == "sdpa"
+
+
+def test_parameters_are_the_models_own():
+    for device, model in everywhere([qwen2]):
+        model = model.to(torch.bfloat16)
+        pointers = {n: p.data_ptr() for n, p in model.named_parameters()}
+        superop.patch(model)
+        assert pointers == {n: p.data_ptr() for n, p in model.named_parameters()}
+        x = ids(1, 5, device)
+        with torch.no_grad():
+            a = model(x).logits
+            model.model.layers[0].input_layernorm.weight.mul_(1.5)  # also what is kept in float32 follows
+            model.model.layers[1].self_attn.q_proj.bias.add_(0.25)
+            b = model(x).logits
+        superop.unpatch(model)
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            want = model(x).logits
+        assert (a - b).abs().max() > 0.05 and (b - want).abs().max() < 0.1
+
+
+def test_training_goes_the_old_way():
+    for device, model in everywhere([llama, gemma3]):
+        x = ids(2, 12, device)
+        grads = []
+        for patched in (False, True):
+            if patched:
+                superop.patch(model)
+            model.zero_grad()
+            model(x, labels=x).loss.backward()
+            grads.append([p.grad.clone() for p in model.parameters()])
+        superop.unpatch(model)
+        for a, b in zip(*grads):
+            near(a, b)
+    assert "a decoder layer under gradients" in superop.fallbacks()
+
+
+def test_weights_of_attention_are_eagers():
+    for device, model in everywhere([llama, qwen3]):
+        x = ids(2, 12, device)
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            want = model(x, output_attentions=True)
+            superop.patch(model)
+            got = model(x, output_attentions=True, output_hidden_states=True)
+        superop.unpatch(model)
+        assert len(got.attentions) == len(want.attentions) and len(got.hidden_states) == 4
+        for a, b in zip(want.attentions, got.attentions):
+            near(a, b)
+        near(want.logits, got.logits)
+
+
+def test_what_cannot_be_patched_is_named():
+    for device, model in everywhere([llama]):
+        model.model.layers[1].mlp.act_fn = torch.nn.Tanh()
+        done = superop.patch(model)
+        assert done.layers == 2 and done.refused == {"model.layers.1": "the activation Tanh"}, done
+        x = ids(1, 9, device)
+        with torch.no_grad():
+            got = model(x).logits
+            superop.unpatch(model)
+            near(model(x).logits, got)
+
+
+def test_explain_names_the_rows():
+    for device, model in everywhere([qwen2]):
+        assert "not patched" in superop.explain(model)
+        superop.patch(model)
+        text = superop.explain(model, batch=2, length=7)
+        for word in ("linear3", "rope", "attention", "add_rms_norm", "3 layers patched", "batch 2, length 7"):
+            assert word in text, text
+        superop.unpatch(model)
+
+
+def test_a_growing_cache_is_a_cache():
+    from transformers import DynamicCache
+
+    from superop.cache import GrowingLayer, grow
+
+    def filled(cls):
+        cache = DynamicCache()
+        cache.layers.append(cls())
+        g = torch.Generator().manual_seed(0)
+        for n in (3, 1, 70, 1):
+            k, v = torch.randn(2, 2, 2, n, 4, generator=g)
+            cache.update(k, v, 0)
+        return cache
+
+    from transformers.cache_utils import DynamicLayer
+
+    a, b = filled(DynamicLayer), filled(GrowingLayer)
+    for change in (
+        lambda c: c,
+        lambda c: c.crop(-5),
+        lambda c: c.update(torch.ones(2, 2, 9, 4), torch.ones(2, 2, 9, 4), 0),
+        lambda c: c.reorder_cache(torch.tensor([1, 0])),
+        lambda c: c.update(torch.zeros(2, 2, 1, 4), torch.ones(2, 2, 1, 4), 0),
+        lambda c: c.batch_repeat_interleave(2),
+        lambda c: c.update(torch.ones(4, 2, 2, 4), torch.zeros(4, 2, 2, 4), 0),
+        lambda c: c.batch_select_indices(torch.tensor([3, 1])),
+        lambda c: c.update(torch.ones(2, 2, 2, 4), torch.zeros(2, 2, 2, 4), 0),
+    ):
+        change(a), change(b)
+        assert torch.equal(a.layers[0].keys, b.layers[0].keys) and torch.equal(a.layers[0].values, b.layers[0].values)
+        assert a.get_seq_length() == b.get_seq_length()
+    fresh = DynamicCache()
+    grow(fresh)
+    fresh.update(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4), 0)
+    assert type(fresh.layers[0]) is GrowingLayer
+
+
+def test_a_step_is_recorded_in_a_graph():
+    if "cuda" not in DEVICES:
+        raise Skip("there is no card")
+    from transformers import StaticCache
+
+    for maker in (qwen2, qwen3, llama):
+        model = make(maker, "cuda", torch.bfloat16)
+        superop.patch(model)
+        prompt = ids(2, 9, "cuda")
+        tokens = [ids(2, 1, "cuda", s) for s in range(5)]
+
+        def prefilled():
+            cache = StaticCache(config=model.config, max_cache_len=64)
+            model(prompt, past_key_values=cache, use_cache=True)
+            return cache
+
+        with torch.no_grad():
+            cache, want = prefilled(), []
+            for i, t in enumerate(tokens):
+                at = torch.full((2, 1), 9 + i, device="cuda")
+                want.append(model(t, past_key_values=cache, position_ids=at, use_cache=True).logits.clone())
+            cache = prefilled()
+            x, at = tokens[0].clone(), torch.full((2, 1), 9, device="cuda")
+            model(x, past_key_values=prefilled(), position_ids=at, use_cache=True)  # warm
+            kept = [layer.cumulative_length.clone() for layer in cache.layers]
+            g = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(g):
+                out = model(x, past_key_values=cache, position_ids=at, use_cache=True).logits
+            for layer, n in zip(cache.layers, kept):
+                layer.cumulative_length.copy_(n)
+            for i, t in enumerate(tokens):
+                x.copy_(t)
+                at.fill_(9 + i)
+                g.replay()
+                near(want[i].float(), out.float(), bound=0.02)
+        superop.unpatch(model)
