@@ -97,10 +97,11 @@ lane_models() { # real models, right to the token; a model that cannot be pulled
     echo "$passed passed, $failed failed, $skipped skipped"
     [ $failed = 0 ]
 }
+lane_torch() { build dev superop_shared superop_torch && tests/torch_test.sh build/dev; }
 lane_readme() { make -s && tests/readme.sh; }
 
 # The seconds that each takes on two cores, from nothing.
-lanes="format:5 layers:1 headers:15 dev:120 tidy:60 clang:40 install:50 models:240 readme:20 cuda:480 asan:240 tsan:120 fuzz:120"
+lanes="format:5 layers:1 headers:15 dev:120 tidy:60 clang:40 install:50 models:240 readme:20 torch:300 cuda:480 asan:240 tsan:120 fuzz:120"
 
 passed=0 failed=0 skipped=0
 finish() { # LANE SECONDS LINE

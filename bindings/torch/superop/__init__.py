@@ -26,7 +26,8 @@ __all__ = [
 
 if importlib.util.find_spec("transformers"):
     from . import attention as _attention
+    from .engine import SuperAttentionEngine
     from .patching import explain, patch, unpatch
 
     _attention.register()
-    __all__ += ["explain", "patch", "unpatch"]
+    __all__ += ["SuperAttentionEngine", "explain", "patch", "unpatch"]

@@ -12,6 +12,7 @@ call, counted in superop.fallbacks() and said once."""
 import weakref
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from . import attention as _attention
@@ -76,6 +77,23 @@ class _Norm:
         return ops.add_rms_norm(x, residual, self.weight(), self.eps, self.offset)
 
 
+class _Linears:
+    """One to three linears that share their input, side by side in the result. On a CPU they are
+    PyTorch's own: superop's fast rows there read weights that were packed at load, which would be a
+    second copy of the model's."""
+
+    def __init__(self, *modules):
+        self.modules = modules
+        self.bias = [_Param(m.bias) for m in modules]
+        self.op = {1: ops.linear, 2: ops.linear2, 3: ops.linear3}[len(modules)]
+
+    def __call__(self, x):
+        if x.device.type == "cpu":
+            parts = [F.linear(x, m.weight, m.bias) for m in self.modules]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return self.op(x, *(m.weight for m in self.modules), *(b() for b in self.bias))
+
+
 class _Step:
     """What the layers of a model share in one forward pass; the first one makes it anew."""
 
@@ -125,10 +143,9 @@ class _Layer:
         mistral = type(module).__name__ == "MistralDecoderLayer"
         window = getattr(attn.config if mistral else attn, "sliding_window", None)
         self.window = window or 0
-        self.qkv = attn.q_proj, attn.k_proj, attn.v_proj
-        self.qkv_bias = [_Param(p.bias) for p in self.qkv]
-        self.heads, self.groups = (p.out_features // self.dim for p in self.qkv[:2])
-        self.out, self.out_bias = attn.o_proj, _Param(attn.o_proj.bias)
+        self.qkv, self.out = _Linears(attn.q_proj, attn.k_proj, attn.v_proj), _Linears(attn.o_proj)
+        self.heads, self.groups = (p.out_features // self.dim for p in (attn.q_proj, attn.k_proj))
+        self.weight = attn.o_proj.weight
         norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
         self.head_norms = [_Norm(x, offset) for x in norms if x is not None]
         self.before = _Norm(module.input_layernorm, offset)
@@ -136,8 +153,7 @@ class _Layer:
         self.after = []
         if sandwich:
             self.after = [_Norm(module.post_attention_layernorm, offset), _Norm(module.post_feedforward_layernorm, offset)]
-        self.gate, self.up, self.down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self.mlp_bias = [_Param(p.bias) for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
+        self.up, self.down = _Linears(mlp.gate_proj, mlp.up_proj), _Linears(mlp.down_proj)
         self.act = _ACTS[type(mlp.act_fn).__name__]
 
     @staticmethod
@@ -163,9 +179,9 @@ class _Layer:
             return "a decoder layer under gradients"
         if kwargs.get("output_attentions"):
             return "output_attentions asks for the weights"
-        if x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.dtype != self.out.weight.dtype:
-            return f"a decoder layer of {self.out.weight.dtype} with {x.dtype}"
-        if x.device != self.out.weight.device or x.device.type not in ("cpu", "cuda"):
+        if x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.dtype != self.weight.dtype:
+            return f"a decoder layer of {self.weight.dtype} with {x.dtype}"
+        if x.device != self.weight.device or x.device.type not in ("cpu", "cuda"):
             return f"a decoder layer on {x.device.type}"
         if torch.is_autocast_enabled(x.device.type):
             return "autocast"
@@ -183,9 +199,7 @@ class _Layer:
         b, n, _ = x.shape
         h, g, d = self.heads, self.groups, self.dim
         step = self.step
-        q_proj, k_proj, v_proj = self.qkv
-        biases = [p() for p in self.qkv_bias]
-        qkv = ops.linear3(x, q_proj.weight, k_proj.weight, v_proj.weight, *biases)
+        qkv = self.qkv(x)
         both = qkv[..., : (h + g) * d].view(b, n, h + g, d)
         freqs, mscale = self.freqs()
         if self.head_norms:
@@ -269,25 +283,23 @@ class _Layer:
             self.step.begin(position_ids, x.shape[0], x.shape[1])
         b, n = x.shape[:2]
         a = self.attend(self.before(x), attention_mask, past_key_values, kwargs)
-        a = ops.linear(a.reshape(b, n, -1), self.out.weight, self.out_bias())
+        a = self.out(a.reshape(b, n, -1))
         if self.sandwich:
             a = self.after[0](a)
         y, x = self.between.after(a, x)
-        gate, up, down = (p() for p in self.mlp_bias)
-        y = ops.gated(ops.linear2(y, self.gate.weight, self.up.weight, gate, up), self.act)
-        y = ops.linear(y, self.down.weight, down)
+        y = self.down(ops.gated(self.up(y), self.act))
         if self.sandwich:
             y = self.after[1](y)
         return ops.add(y, x)
 
 
-def _linear_forward(module, bias):
-    old = type(module).forward
+def _linear_forward(module):
+    old, linear = type(module).forward, _Linears(module)
 
     def forward(x):
         if torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad) or x.dtype != module.weight.dtype:
             return old(module, x)
-        return ops.linear(x, module.weight, bias())
+        return linear(x)
 
     return forward
 
@@ -366,7 +378,7 @@ def patch(model):
             _bind(patched, norm, _norm_forward(norm, family[0] if family else 0.0))
     head = getattr(model, "lm_head", None)
     if patched.layers and head is not None and _plain(head):
-        _bind(patched, head, _linear_forward(head, _Param(head.bias)))
+        _bind(patched, head, _linear_forward(head))
     if patched.layers and hasattr(model, "set_attn_implementation"):
         patched.implementation = model.config._attn_implementation
         model.set_attn_implementation("superop")
@@ -388,7 +400,7 @@ def unpatch(model):
 
 def explain(model, batch=1, length=1):
     """What runs for a batch of sequences of this length in one layer of a patched model: a line for each
-    operator, with the row the library chose. Returns the text."""
+    operator, with the row the library chose; linears on a CPU are PyTorch's. Returns the text."""
     from . import _lib
 
     patched = getattr(model, "_superop", None)
