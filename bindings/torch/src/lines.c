@@ -7,7 +7,7 @@
  * schema:
  *
  *     x[*tokens,dim]   the operand x of OP. A dimension is a field of OP's desc, a name of its own, or a
- *                      sum, product or quotient of these. * in front: all leading dimensions together;
+ *                      sum, difference, product or quotient. * in front: all leading dimensions together;
  *                      ** alone: the same for the two fields tokens and heads
  *     r?[...]          Tensor?; r?{alibi=1}[...] sets a field of the desc when it is there
  *     pool![...]       Tensor(a!): written in place
@@ -72,6 +72,9 @@ const char *const sop_torch_lines[] = {
     "matmul matmul  a[rows,k] b[k,cols]  ->  y[rows,cols]:a",
     "matmul_t matmul  a{transposed=1}[k,rows] b[k,cols]  ->  y[rows,cols]:a",
     "matmul_t_sums matmul  a{transposed=1}[k,rows] b[k,cols]  ->  y[rows,cols]:a sums[rows]",
+    "attention_grad attention_grad  q[tokens,heads,k] k[keys,kv_heads,k] v[keys,kv_heads,v] q_start[starts] k_start[starts] "
+        "o[tokens,heads,v] lse[tokens,heads] do[tokens,heads,v] max_q=0 max_kv=0 causal=1 window=0 scale=0.0 cap=0.0 numerics=0 "
+        "seqs:=starts-1  ->  dq[tokens,heads,k]:q dk[keys,kv_heads,k]:k dv[keys,kv_heads,v]:v",
     NULL,
 };
 /* clang-format on */

@@ -16,6 +16,7 @@ int64_t sop_torch_eval(const struct expr *e, const int64_t *names)
         case 'n': stack[n++] = names[v]; break;
         case 'i': stack[n++] = v; break;
         case '+': n--, stack[n - 1] += stack[n]; break;
+        case '-': n--, stack[n - 1] -= stack[n]; break;
         case '*': n--, stack[n - 1] *= stack[n]; break;
         default: n--, stack[n - 1] /= stack[n]; break;
         }
@@ -101,18 +102,18 @@ static void factor(struct reader *r, struct expr *e)
 
 static void expression(struct reader *r, struct expr *e)
 {
-    char plus = 0;
+    char sign = 0;
     e->n = 0;
     do {
         factor(r, e);
         while (*r->at == '*' || *r->at == '/') {
-            const char sign = *r->at++;
+            const char times = *r->at++;
             factor(r, e);
-            step(r, e, sign, 0);
+            step(r, e, times, 0);
         }
-        if (plus) step(r, e, '+', 0);
-        plus = '+';
-    } while (take(r, "+"));
+        if (sign) step(r, e, sign, 0);
+        sign = *r->at;
+    } while (take(r, "+") || take(r, "-"));
 }
 
 static void dims(struct reader *r, struct operand *o)

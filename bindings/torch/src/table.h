@@ -9,11 +9,11 @@
 
 enum { SOP_TORCH_ARGS = 24, SOP_TORCH_OUTS = 4, SOP_TORCH_NAMES = 24, SOP_TORCH_CODE = 8 };
 
-/* A sum, product or quotient: postfix, a step is a name, a number or a sign. */
+/* Sums, differences, products and quotients: postfix, a step is a name, a number or a sign. */
 struct expr {
     int32_t n;
     struct {
-        char sign; /* '+' '*' '/', 'n' a name, 'i' a number */
+        char sign; /* '+' '-' '*' '/', 'n' a name, 'i' a number */
         int32_t value;
     } step[SOP_TORCH_CODE];
 };

@@ -9,6 +9,7 @@ from .attention import fallbacks
 from .functional import (
     add_layer_norm,
     add_rms_norm,
+    attention,
     bias_act,
     gated,
     has_gradients,
@@ -20,7 +21,7 @@ from .functional import (
 )
 
 __all__ = [
-    "add_layer_norm", "add_rms_norm", "bias_act", "fallbacks", "gated", "has_gradients", "layer_norm", "linear", "plans",
+    "add_layer_norm", "add_rms_norm", "attention", "bias_act", "fallbacks", "gated", "has_gradients", "layer_norm", "linear", "plans",
     "rms_norm", "rope", "softmax",
 ]  # fmt: skip
 

@@ -14,6 +14,8 @@ import warnings
 
 import torch
 
+from . import _ops, functional
+
 ops = torch.ops.superop
 _counts = collections.Counter()
 
@@ -140,14 +142,21 @@ _PLAIN = {
 }  # fmt: skip
 
 
+def needs_grad(*tensors):
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
 def _refusal(module, q, k, v, mask, dropout, kwargs):
     """Why a call cannot run on superop, or None."""
     if dropout and module.training:
         return "dropout of attention weights"
     if kwargs.get("output_attentions"):
         return "output_attentions asks for the weights"
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return "attention has no gradient of its own yet"
+    if needs_grad(q, k, v):
+        if "attention_grad" not in _ops.table:
+            return "attention has no gradient in this build"
+        if mask is not None or kwargs.get("cu_seq_lens_q") is not None or kwargs.get("s_aux") is not None:
+            return "gradients of attention with a mask, borders or sinks"
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16) or not q.dtype == k.dtype == v.dtype:
         return f"attention of {q.dtype}"
     if q.device.type not in ("cpu", "cuda"):
@@ -273,7 +282,7 @@ def superop_attention(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     cu_q, cu_k = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
     cap, window = softcap or 0.0, sliding_window or 0
-    why = _refusal(module, query, key, value, attention_mask, dropout, kwargs)
+    why = _refusal(module, query, key, value, attention_mask, dropout, {**kwargs, "s_aux": s_aux})
     if cu_q is not None and query.shape[0] == 1 and key.shape[2] == int(cu_k[-1]):
         if why is None:
             longest = int(kwargs.get("max_length_k") or (cu_k[1:] - cu_k[:-1]).max())
@@ -287,6 +296,8 @@ def superop_attention(
         return _eager(
             module, query, key, value, attention_mask, scaling, causal, window, dropout, cap, s_aux, bool(kwargs.get("output_attentions"))
         )
+    if needs_grad(query, key, value):
+        return functional.attention(query, key, value, scaling, causal, window, cap).transpose(1, 2), None
     return core(query, key, value, attention_mask, scaling, causal, window, cap, None if s_aux is None else s_aux.float()), None
 
 

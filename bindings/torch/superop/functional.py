@@ -229,6 +229,48 @@ def rope(x, pos, freqs, mscale=1.0, interleaved=False):
     return _Rope.apply(*args) if _grad(x) else ops.rope(*args)
 
 
+class _Attention(Function):
+    @staticmethod
+    def forward(ctx, q, k, v, scale, causal, window, cap):
+        from .attention import index_of
+
+        b, h, n, d = q.shape
+        m = k.shape[2]
+        table, starts, lens = index_of(b, n, m, q.device)
+        rows = q.transpose(1, 2).reshape(b * n, h, d)
+        exact = int(q.dtype is torch.float32)
+        o, lse = ops.attention_lse(
+            rows, k.transpose(1, 2), v.transpose(1, 2), table, starts, lens, 0, causal, window, scale, cap, numerics=exact
+        )
+        ctx.save_for_backward(rows, k, v, o, lse, starts)
+        ctx.args = m, n, causal, window, scale, cap, exact
+        return o.view(b, n, h, -1).transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, do):
+        rows, k, v, o, lse, starts = ctx.saved_tensors
+        m, n, causal, window, scale, cap, exact = ctx.args
+        b, g = k.shape[:2]
+        flat = [x.transpose(1, 2).reshape(b * m, g, x.shape[-1]) for x in (k, v)]
+        borders = torch.arange(0, b * m + 1, m, dtype=torch.int32, device=k.device)
+        do = do.transpose(1, 2).reshape(o.shape).to(o.dtype)
+        dq, dk, dv = ops.attention_grad(rows, *flat, starts, borders, o, lse, do, n, m, causal, window, scale, cap, exact)
+        dq = dq.view(b, n, *dq.shape[1:]).transpose(1, 2)
+        dk, dv = (x.view(b, m, *x.shape[1:]).transpose(1, 2) for x in (dk, dv))
+        return dq, dk, dv, None, None, None, None
+
+
+def attention(q, k, v, scale=None, causal=True, window=0, cap=0.0):
+    """Attention of q [b, h, n, d] over k, v [b, g, m, d], the last query at the last key; o as q."""
+    from .attention import core
+
+    args = float(scale or q.shape[-1] ** -0.5), int(causal), int(window), float(cap)
+    if _grad(q, k, v):
+        return _Attention.apply(q, k, v, *args)
+    return core(q, k, v, None, *args).transpose(1, 2)
+
+
 def has_gradients():
     """Whether the library has the backward operators."""
     return "rms_norm_grad" in _ops.table

@@ -160,7 +160,7 @@ def test_lower_precisions():
         near(a, b, mask.bool(), 0.01 if dtype is torch.float16 else 0.06)
 
 
-def test_gradients_come_through_the_fallback():
+def test_gradients_are_eagers():
     for device, model in everywhere([llama, gemma3]):
         grads = []
         x = ids(2, 12, device)
@@ -171,7 +171,8 @@ def test_gradients_come_through_the_fallback():
             grads.append([p.grad.clone() for p in model.parameters()])
         for a, b in zip(*grads):
             near(a, b)
-    assert "attention has no gradient of its own yet" in superop.fallbacks()
+    if "attention_grad" in superop._ops.table:
+        assert "attention has no gradient in this build" not in superop.fallbacks()
 
 
 def test_weights_of_attention_come_through_the_fallback():

@@ -42,6 +42,17 @@ def turn(x, pos, freqs):
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def attend(q, k, v, scale, causal, window, cap):
+    n, m = q.shape[2], k.shape[2]
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    z = q @ k.transpose(-1, -2) * scale
+    z = cap * torch.tanh(z / cap) if cap else z
+    p, j = torch.arange(n, device=q.device)[:, None] + m - n, torch.arange(m, device=q.device)
+    seen = (j <= p) if causal else torch.ones(n, m, dtype=torch.bool, device=q.device)
+    seen = seen & (j > p - window) if window else seen
+    return torch.softmax(z.masked_fill(~seen, -1e30), -1) @ v
+
+
 def cases(device="cpu", dtype=torch.float64):
     """name, our function, PyTorch's in float64, the arguments that have gradients."""
     r = lambda *s, seed=0: randn(*s, dtype=dtype, device=device, seed=seed)  # noqa: E731
@@ -58,6 +69,15 @@ def cases(device="cpu", dtype=torch.float64):
     yield "softmax", lambda x: superop.softmax(x, 0.5), lambda x: F.softmax(x * 0.5, -1), (x,)
     pos, freqs = torch.tensor([[0, 1, 2], [7, 9, 30]], device=device), torch.tensor([1.0, 0.1, 0.01, 0.003], device=device)
     yield "rope", lambda x: superop.rope(x, pos, freqs), lambda x: turn(x, pos, freqs), (r(2, 3, 2, 8),)
+    if "attention_grad" in superop._ops.table:
+        q, k, v = r(2, 4, 3, 8), r(2, 2, 5, 8), r(2, 2, 5, 8, seed=2)
+        for causal, window, cap in ((1, 0, 0.0), (0, 0, 0.0), (1, 2, 0.0), (1, 0, 2.0)):
+            yield (
+                f"attention {causal} {window} {cap}",
+                lambda q, k, v, a=(0.3, causal, window, cap): superop.attention(q, k, v, *a),
+                lambda q, k, v, a=(0.3, causal, window, cap): attend(q, k, v, *a),
+                (q, k, v),
+            )
     for act in ("silu", "gelu_tanh", "gelu"):
         yield f"gated {act}", lambda x, act=act: superop.gated(x, act), lambda x, act=act: acts(x[..., :5], act) * x[..., 5:], (x,)
     for act in superop.functional.ACTS:

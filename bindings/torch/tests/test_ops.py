@@ -452,6 +452,7 @@ def samples(device):
         "softmax_grad": (x, dy),
         "rms_norm_grad": (x, w, dy, r),
         "layer_norm_grad": (x, dy, w, r),
+        "attention_grad": (q, f(5, 2, 64), f(5, 2, 64), i32(0, 2, 3), i32(0, 3, 5), q, f(3, 4) + 100, q),
         "matmul": (f(3, 5), f(5, 7)),
         "matmul_t": (f(5, 3), f(5, 7)),
         "matmul_t_sums": (f(5, 3), f(5, 7)),
