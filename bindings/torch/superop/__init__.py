@@ -5,7 +5,7 @@ import importlib.util
 
 from . import _ops  # noqa: F401  registers torch.ops.superop
 from ._lib import plans
-from .attention import fallbacks
+from .hf import fallbacks
 from .functional import (
     add_layer_norm,
     add_rms_norm,
@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 if importlib.util.find_spec("transformers"):
-    from . import attention as _attention
+    from . import hf as _attention
     from .engine import SuperAttentionEngine
     from .patching import explain, patch, unpatch
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from . import attention as _attention
+from . import hf as _attention
 from . import functional as SF
 from .patching import _Linears
 

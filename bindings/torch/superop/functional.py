@@ -232,7 +232,7 @@ def rope(x, pos, freqs, mscale=1.0, interleaved=False):
 class _Attention(Function):
     @staticmethod
     def forward(ctx, q, k, v, scale, causal, window, cap):
-        from .attention import index_of
+        from .hf import index_of
 
         b, h, n, d = q.shape
         m = k.shape[2]
@@ -263,7 +263,7 @@ class _Attention(Function):
 
 def attention(q, k, v, scale=None, causal=True, window=0, cap=0.0):
     """Attention of q [b, h, n, d] over k, v [b, g, m, d], the last query at the last key; o as q."""
-    from .attention import core
+    from .hf import core
 
     args = float(scale or q.shape[-1] ** -0.5), int(causal), int(window), float(cap)
     if _grad(q, k, v):

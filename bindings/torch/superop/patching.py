@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from . import attention as _attention
+from . import hf as _attention
 
 ops = torch.ops.superop
 

@@ -190,7 +190,7 @@ def test_weights_of_attention_come_through_the_fallback():
 
 
 def test_no_mask_is_built_where_none_is_needed():
-    from superop.attention import superop_mask
+    from superop.hf import superop_mask
     from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
     window = sliding_window_causal_mask_function(4)
@@ -207,7 +207,7 @@ def test_no_mask_is_built_where_none_is_needed():
 
 
 def test_the_expanded_mask_is_what_transformers_builds():
-    from superop.attention import dense
+    from superop.hf import dense
     from transformers.masking_utils import sdpa_mask, sliding_window_causal_mask_function
 
     q = torch.zeros(2, 1, 5, 8)
