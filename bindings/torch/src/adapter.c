@@ -419,9 +419,11 @@ static bool describe(struct run *r, char *desc)
     const struct sop_torch_op *op = r->op;
     struct seen seen = {{0}};
     memset(desc, 0, op->op->desc_bytes);
-    for (int32_t i = 0; r->doubles && i < op->op->n_fields; i++)
-        if (op->op->fields[i].kind == SOP_FIELD_DTYPE) /* of operands that are absent too */
-            *(int32_t *)(desc + op->op->fields[i].offset) = SOP_F64;
+    for (int32_t i = 0; r->doubles && i < op->op->n_fields; i++) {
+        const sop_field *f = &op->op->fields[i]; /* of operands that are absent too; no mask */
+        if (f->kind == SOP_FIELD_DTYPE && strcmp(f->key, "mask") != 0)
+            *(int32_t *)(desc + f->offset) = SOP_F64;
+    }
     for (int32_t i = 0; i < op->n_names; i++)
         if (op->symbol[i].offset >= 0) *(int64_t *)(desc + op->symbol[i].offset) = r->name[i];
     for (int32_t i = 0; i < op->n_args; i++) {
