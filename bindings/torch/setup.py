@@ -71,7 +71,7 @@ def bundle(folder, lib):
     the same name open already, for Python's own modules."""
     lib.mkdir(parents=True, exist_ok=True)
     sources = [folder / "libsuperop.so.0", folder / "bindings" / "torch" / "libsuperop_torch.so"]
-    renamed = {}
+    renamed, files = {}, []
     for source in sources:
         target = lib / source.name
         put(source, target)
@@ -81,11 +81,29 @@ def bundle(folder, lib):
             if name not in renamed:
                 renamed[name] = re.sub(r"\.so", "-superop.so", name, count=1)
                 put(file, lib / renamed[name])
+                files.append(file)
                 subprocess.run(["patchelf", "--set-soname", renamed[name], lib / renamed[name]], check=True)
                 deeper = needed(file)
                 if deeper:
                     sys.exit(f"{name} needs {', '.join(deeper)}: what a dependency needs is not bundled")
             subprocess.run(["patchelf", "--replace-needed", name, renamed[name], target], check=True)
+    licenses(files, folder, lib / "licenses")
+
+
+def licenses(files, folder, into):
+    """The words that what comes along wants beside it: of Debian's packages, and of CUTLASS's headers."""
+    into.mkdir(exist_ok=True)
+    for file in files:
+        owner = subprocess.run(["dpkg", "-S", f"*/{pathlib.Path(file).name}"], capture_output=True, text=True).stdout
+        package = owner.partition(":")[0]
+        text = pathlib.Path("/usr/share/doc") / package / "copyright"
+        if package and text.exists():
+            shutil.copyfile(text, into / f"{package}.txt")
+    cache = (folder / "CMakeCache.txt").read_text()
+    cutlass = re.search(r"^SOP_CUTLASS:PATH=(.+)$", cache, re.M)
+    if cutlass:
+        for text in pathlib.Path(cutlass[1]).glob("../../../nvidia_cutlass-*.dist-info/licenses/LICENSE.txt"):
+            shutil.copyfile(text, into / "cutlass.txt")
 
 
 def glibc_of(lib):
