@@ -18,8 +18,9 @@ sop_status sop_device_cuda(int32_t index, sop_device **out)
 
 sop_status sop_queue_on(sop_device *device, void *stream, sop_queue **out, int32_t *recording)
 {
-    (void)device, (void)stream, (void)recording;
+    (void)device, (void)stream;
     *out = NULL;
+    if (recording) *recording = 0;
     return sop_fail(SOP_E_UNSUPPORTED, "a queue on a stream: superop was built without CUDA");
 }
 

@@ -391,7 +391,7 @@ static bool set(struct run *r, char *desc, const struct operand *o, const struct
         *dtype = is;
     }
     const int64_t block = o->packed && dtype ? (int64_t)sop_dtype_bytes(*dtype) : 1;
-    if (o->packed) {
+    if (o->packed && dtype) {
         const int64_t length = sop_torch_eval(&o->dim[o->n_dims - 1], r->name);
         const size_t bytes = block ? sop_dtype_row_bytes(*dtype, length) : 0;
         if (!block || bytes == SIZE_MAX || (int64_t)bytes != t->extent[o->n_dims - 1])

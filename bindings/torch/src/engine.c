@@ -30,12 +30,13 @@ enum {
     CUDA_DEVICES = 64,
     /* Shapes that are kept at most; then all go, and come back as they are asked for. 4096 plans are
      * 2 MB. */
-    KEPT = 4096
+    KEPT = 4096,
+    PLACES = 2 * KEPT
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct engine cpu, serial, cuda[CUDA_DEVICES];
-static struct kept *table[2 * KEPT];
+static struct kept *table[PLACES];
 static int32_t n_kept;
 
 struct job {
@@ -127,7 +128,7 @@ void sop_torch_put(struct kept *k)
 static struct kept **place_of(uint64_t hash, const struct engine *e, const sop_op *op,
                               const void *desc)
 {
-    for (uint64_t i = hash % (2 * KEPT);; i = (i + 1) % (2 * KEPT)) {
+    for (uint64_t i = hash % PLACES;; i = (i + 1) % PLACES) {
         const struct kept *k = table[i];
         if (!k || (k->hash == hash && k->op == op && k->engine == e &&
                    memcmp(k->key, desc, op->desc_bytes) == 0))
@@ -138,7 +139,7 @@ static struct kept **place_of(uint64_t hash, const struct engine *e, const sop_o
 static void keep(struct kept *k)
 {
     if (n_kept == KEPT) {
-        for (int32_t i = 0; i < 2 * KEPT; i++) {
+        for (int32_t i = 0; i < PLACES; i++) {
             sop_torch_put(table[i]);
             table[i] = NULL;
         }

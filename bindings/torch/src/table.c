@@ -1,6 +1,7 @@
 #include "table.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 
 int64_t sop_torch_eval(const struct expr *e, const int64_t *names)
 {
-    int64_t stack[SOP_TORCH_CODE];
+    int64_t stack[SOP_TORCH_CODE] = {0};
     int32_t n = 0;
     for (int32_t i = 0; i < e->n; i++) {
         const int32_t v = e->step[i].value;
@@ -47,6 +48,11 @@ static void word(struct reader *r, char *out, size_t cap)
     if (n == 0) fail(r, "a name is missing");
 }
 
+static void copy(char *out, const char *text, size_t cap)
+{
+    (void)snprintf(out, cap, "%s", text);
+}
+
 static bool take(struct reader *r, const char *text)
 {
     const size_t n = strlen(text);
@@ -72,7 +78,7 @@ static int32_t symbol_of(struct reader *r, const char *text)
         return 0;
     }
     const sop_field *f = field_of(op->op, text);
-    strcpy(op->symbol[op->n_names].text, text);
+    copy(op->symbol[op->n_names].text, text, sizeof op->symbol[0].text);
     op->symbol[op->n_names].offset = f && f->kind == SOP_FIELD_I64 ? (int32_t)f->offset : -1;
     return op->n_names++;
 }
@@ -189,8 +195,7 @@ static void look(struct reader *r, struct operand *o)
     }
     if (v.ndim != o->n_dims) { /* seen otherwise there; the first stride has its usual name */
         char key[32];
-        strcpy(key, o->name);
-        strcat(key, "_stride");
+        (void)snprintf(key, sizeof key, "%s_stride", o->name);
         const sop_field *f = field_of(op, key);
         if (f && o->n_dims > 1) o->stride[0] = (int32_t)f->offset;
     }
@@ -203,7 +208,7 @@ static void look(struct reader *r, struct operand *o)
 static void operand(struct reader *r, const char *name, struct operand *o)
 {
     memset(o, 0, sizeof *o);
-    strcpy(o->name, name);
+    copy(o->name, name, sizeof o->name);
     o->flag_offset = o->like = o->role = -1;
     for (int32_t i = 0; i < r->op->op->n_roles; i++)
         if (strcmp(r->op->op->roles[i].name, name) == 0) o->role = i;
@@ -236,8 +241,8 @@ static void scalar(struct reader *r, const char *name, struct scalar *s)
 {
     char key[16];
     memset(s, 0, sizeof *s);
-    strcpy(s->name, name);
-    strcpy(key, name);
+    copy(s->name, name, sizeof s->name);
+    copy(key, name, sizeof key);
     if (take(r, ">")) word(r, key, sizeof key);
     const sop_field *f = field_of(r->op->op, key);
     if (!f) {

@@ -1,4 +1,4 @@
-"""A patched model beside eager: python model_time.py [qwen2-0.5b|tiny] [PASSES]
+"""A patched model beside PyTorch's own: python model_time.py [qwen2-0.5b|tiny] [PASSES] [sdpa|superop]
 
 Random weights; medians, each pass ended by a synchronisation. `step` is a direct call of the model for one
 token after 512, `graph` the same recorded with a static cache, `generate` one of 32 tokens, `prefill` a
@@ -91,7 +91,11 @@ def main():
                 out["peak MB"] = torch.cuda.max_memory_allocated() / 1e6
         print(f"{label:8}", "  ".join(f"{k} {v:.0f}" + (" us" if "MB" not in k else "") for k, v in out.items()), flush=True)
 
-    measure("sdpa")
+    only = sys.argv[3] if len(sys.argv) > 3 else ""
+    if only in ("", "sdpa"):
+        measure("sdpa")
+    if only == "sdpa":
+        return
     print(superop.patch(model))
     measure("superop")
     print(superop.explain(model, 1, 1))
