@@ -5,7 +5,7 @@ from torch import nn
 
 from . import hf as _attention
 from . import functional as SF
-from .patching import _Linears
+from .patching import _Group, _Linears
 
 ops = torch.ops.superop
 
@@ -75,8 +75,11 @@ class SuperAttentionEngine(nn.Module):
         if grad:
             return torch.cat([p(x) for p in (self.q_proj, self.k_proj, self.v_proj)], -1)
         if self._linears is None:
-            object.__setattr__(self, "_linears", (_Linears(self.q_proj, self.k_proj, self.v_proj), _Linears(self.o_proj)))
-        return self._linears[0](x)
+            group = _Group()
+            linears = group, _Linears(group, self.q_proj, self.k_proj, self.v_proj), _Linears(group, self.o_proj)
+            object.__setattr__(self, "_linears", linears)
+        self._linears[0].refresh()
+        return self._linears[1](x)
 
     def forward(
         self, hidden_states, attention_mask=None, position_ids=None, past_key_value=None, output_attentions=False, use_cache=False
@@ -120,4 +123,4 @@ class SuperAttentionEngine(nn.Module):
             index = _attention.index_of(b, n, m, x.device)
             o, weights = _attention.core(q, keys, values, mask, scale, True, self.window, index=index), None
         o = o.reshape(b, n, h * d)
-        return self.o_proj(o) if grad else self._linears[1](o), weights, past if use_cache else None
+        return self.o_proj(o) if grad else self._linears[2](o), weights, past if use_cache else None

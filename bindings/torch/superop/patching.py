@@ -38,43 +38,48 @@ _ACTS = {
 
 
 class _Param:
-    """A small parameter in float32, as the operators read them; made again when it has changed."""
+    """A small parameter as the operators read it, in float32: itself, or a copy that its group keeps."""
 
-    def __init__(self, tensor):
-        self.tensor = tensor
-        self.version = None
-        self.wide = None
-        self.refresh()
+    def __init__(self, module, name, group):
+        self.params, self.name, self.wide = module._parameters, name, None
+        group.members.append(self)
+
+
+class _Group:
+    """The small parameters of a model. Their copies are made anew at the start of each pass, by one call:
+    a parameter that was written through .data shows it nowhere."""
+
+    def __init__(self):
+        self.members, self.seen, self.narrow, self.wide = [], None, [], []
 
     def refresh(self):
-        t = self.tensor
-        if t is None or t.dtype is torch.float32:
-            self.wide = None if t is None else t.detach()
-        else:
-            self.wide = t.detach().float()
-        self.version = self.key()
-
-    def key(self):
-        return None if self.tensor is None else (self.tensor._version, self.tensor.data_ptr(), self.tensor.dtype)
-
-    def __call__(self):
-        if not torch.compiler.is_compiling() and self.version != self.key():
-            self.refresh()
-        return self.wide
+        now = [p.params.get(p.name) for p in self.members]
+        key = [(id(t), t.dtype, t.device) for t in now if t is not None]
+        if key != self.seen:
+            self.seen, self.narrow, self.wide = key, [], []
+            for p, t in zip(self.members, now):
+                p.wide = t
+                if t is not None and t.dtype is not torch.float32:
+                    p.wide = torch.empty_like(t, dtype=torch.float32, requires_grad=False)
+                    self.narrow.append(t)
+                    self.wide.append(p.wide)
+        if self.wide:
+            with torch.no_grad():
+                torch._foreach_copy_(self.wide, self.narrow)
 
 
 class _Norm:
-    def __init__(self, module, offset):
-        self.weight = _Param(module.weight)
+    def __init__(self, module, offset, group):
+        self.weight = _Param(module, "weight", group)
         self.eps = getattr(module, "variance_epsilon", None) or module.eps
         self.offset = offset
 
     def __call__(self, x):
-        return ops.rms_norm(x, self.weight(), self.eps, self.offset)
+        return ops.rms_norm(x, self.weight.wide, self.eps, self.offset)
 
     def after(self, x, residual):
         """The norm of x + residual, and the sum."""
-        return ops.add_rms_norm(x, residual, self.weight(), self.eps, self.offset)
+        return ops.add_rms_norm(x, residual, self.weight.wide, self.eps, self.offset)
 
 
 class _Linears:
@@ -82,25 +87,27 @@ class _Linears:
     PyTorch's own: superop's fast rows there read weights that were packed at load, which would be a
     second copy of the model's."""
 
-    def __init__(self, *modules):
-        self.modules = modules
-        self.bias = [_Param(m.bias) for m in modules]
+    def __init__(self, group, *modules):
+        self.params = [m._parameters for m in modules]
+        self.bias = [_Param(m, "bias", group) for m in modules]
         self.op = {1: ops.linear, 2: ops.linear2, 3: ops.linear3}[len(modules)]
 
     def __call__(self, x):
-        if x.device.type == "cpu":
-            parts = [F.linear(x, m.weight, m.bias) for m in self.modules]
-            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return self.op(x, *(m.weight for m in self.modules), *(b() for b in self.bias))
+        if x.is_cuda:
+            return self.op(x, *[p["weight"] for p in self.params], *[b.wide for b in self.bias])
+        parts = [F.linear(x, p["weight"], p["bias"]) for p in self.params]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 class _Step:
     """What the layers of a model share in one forward pass; the first one makes it anew."""
 
     def __init__(self):
+        self.group = _Group()
         self.source = self.pos = self.index = self.slots = None
 
     def begin(self, positions, b, n):
+        self.group.refresh()
         self.source = positions
         self.pos = positions.expand(b, n).to(torch.int32).contiguous()
         self.index = self.slots = None
@@ -143,17 +150,18 @@ class _Layer:
         mistral = type(module).__name__ == "MistralDecoderLayer"
         window = getattr(attn.config if mistral else attn, "sliding_window", None)
         self.window = window or 0
-        self.qkv, self.out = _Linears(attn.q_proj, attn.k_proj, attn.v_proj), _Linears(attn.o_proj)
+        group = step.group
+        self.qkv, self.out = _Linears(group, attn.q_proj, attn.k_proj, attn.v_proj), _Linears(group, attn.o_proj)
         self.heads, self.groups = (p.out_features // self.dim for p in (attn.q_proj, attn.k_proj))
         self.weight = attn.o_proj.weight
         norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
-        self.head_norms = [_Norm(x, offset) for x in norms if x is not None]
-        self.before = _Norm(module.input_layernorm, offset)
-        self.between = _Norm(module.pre_feedforward_layernorm if sandwich else module.post_attention_layernorm, offset)
-        self.after = []
+        self.head_norms = [_Norm(x, offset, group) for x in norms if x is not None]
+        self.before = _Norm(module.input_layernorm, offset, group)
+        between, after = module.post_attention_layernorm, []
         if sandwich:
-            self.after = [_Norm(module.post_attention_layernorm, offset), _Norm(module.post_feedforward_layernorm, offset)]
-        self.up, self.down = _Linears(mlp.gate_proj, mlp.up_proj), _Linears(mlp.down_proj)
+            between, after = module.pre_feedforward_layernorm, [between, module.post_feedforward_layernorm]
+        self.between, self.after = _Norm(between, offset, group), [_Norm(x, offset, group) for x in after]
+        self.up, self.down = _Linears(group, mlp.gate_proj, mlp.up_proj), _Linears(group, mlp.down_proj)
         self.act = _ACTS[type(mlp.act_fn).__name__]
 
     @staticmethod
@@ -204,7 +212,7 @@ class _Layer:
         freqs, mscale = self.freqs()
         if self.head_norms:
             for norm, part in zip(self.head_norms, (both[:, :, :h], both[:, :, h:])):
-                ops.rms_norm.out(part, norm.weight(), norm.eps, norm.offset, y=part)
+                ops.rms_norm.out(part, norm.weight.wide, norm.eps, norm.offset, y=part)
         ops.rope.out(both, step.pos, freqs, mscale, y=both)
         q, k = both[:, :, :h].transpose(1, 2), both[:, :, h:].transpose(1, 2)
         v = qkv[..., (h + g) * d :].view(b, n, g, d).transpose(1, 2)
@@ -294,22 +302,28 @@ class _Layer:
 
 
 def _linear_forward(module):
-    old, linear = type(module).forward, _Linears(module)
+    old, group = type(module).forward, _Group()
+    linear = _Linears(group, module)
+    group.refresh()
 
     def forward(x):
         if torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad) or x.dtype != module.weight.dtype:
             return old(module, x)
+        group.refresh()
         return linear(x)
 
     return forward
 
 
 def _norm_forward(module, offset):
-    old, norm = type(module).forward, _Norm(module, offset)
+    old, group = type(module).forward, _Group()
+    norm = _Norm(module, offset, group)
+    group.refresh()
 
     def forward(x):
         if torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad):
             return old(module, x)
+        group.refresh()
         return norm(x)
 
     return forward
@@ -372,6 +386,7 @@ def patch(model):
             first = False
         if first:
             continue
+        step.group.refresh()  # here, so that nothing of it is made inside a recording
         _bind(patched, rotary, _rotary_forward(rotary))
         norm = getattr(parent, "norm", None)
         if norm is not None and type(norm).__name__.endswith("RMSNorm"):

@@ -164,7 +164,7 @@ def test_parameters_are_the_models_own():
         with torch.no_grad():
             a = model(x).logits
             model.model.layers[0].input_layernorm.weight.mul_(1.5)  # also what is kept in float32 follows
-            model.model.layers[1].self_attn.q_proj.bias.add_(0.25)
+            model.model.layers[1].self_attn.q_proj.bias.data += 0.25  # also where no version tells
             b = model(x).logits
         superop.unpatch(model)
         model.set_attn_implementation("eager")
