@@ -259,16 +259,12 @@ static bool prepare(struct run *r, int32_t n)
         }
         if (o->stars == 2) split |= !arrange(o, t, false);
     }
-    for (int32_t tries = 0; tries < 2; tries++) {
-        bool again = false;
-        for (int32_t i = 0; i < n; i++) {
-            const struct operand *o = operand_of(r, i);
-            struct tensor *t = &r->tensor[i];
-            if (!o || !t->handle || arrange(o, t, split)) continue;
-            if (!copy_of(r, t, o, t->dtype)) return false;
-            again = true;
-        }
-        if (!again) break;
+    for (int32_t i = 0; i < n; i++) {
+        const struct operand *o = operand_of(r, i);
+        struct tensor *t = &r->tensor[i];
+        if (!o || !t->handle || arrange(o, t, split)) continue;
+        if (!copy_of(r, t, o, t->dtype)) return false;
+        (void)arrange(o, t, split); /* what is dense fits */
     }
     return true;
 }

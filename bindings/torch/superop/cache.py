@@ -8,7 +8,8 @@ makes room for those."""
 import torch
 from transformers.cache_utils import DynamicLayer
 
-ops = torch.ops.superop
+# Keys of a page: what the rows of a card read without a rest.
+PAGE = 128
 
 
 class GrowingLayer(DynamicLayer):
@@ -33,7 +34,7 @@ class GrowingLayer(DynamicLayer):
             or rooms[0].shape[0] != key.shape[0]
             or (had and (self.keys.data_ptr() != rooms[0].data_ptr() or self.values.data_ptr() != rooms[1].data_ptr()))
         ):
-            capacity = -(-max(had + n, (had * 3) // 2, 64) // 64) * 64
+            capacity = -(-max(had + n, (had * 3) // 2) // PAGE) * PAGE
             made = []
             for old, like in ((self.keys, key), (self.values, value)):
                 b, g, _, d = like.shape

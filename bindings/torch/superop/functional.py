@@ -232,15 +232,16 @@ def rope(x, pos, freqs, mscale=1.0, interleaved=False):
 class _Attention(Function):
     @staticmethod
     def forward(ctx, q, k, v, scale, causal, window, cap):
-        from .hf import index_of
+        from .hf import index_of, whole_pages
 
         b, h, n, d = q.shape
         m = k.shape[2]
         table, starts, lens = index_of(b, n, m, q.device)
         rows = q.transpose(1, 2).reshape(b * n, h, d)
         exact = int(q.dtype is torch.float32)
+        kp, vp = whole_pages(k, v)
         o, lse = ops.attention_lse(
-            rows, k.transpose(1, 2), v.transpose(1, 2), table, starts, lens, 0, causal, window, scale, cap, numerics=exact
+            rows, kp.transpose(1, 2), vp.transpose(1, 2), table, starts, lens, 0, causal, window, scale, cap, numerics=exact
         )
         ctx.save_for_backward(rows, k, v, o, lse, starts)
         ctx.args = m, n, causal, window, scale, cap, exact

@@ -13,6 +13,7 @@ import collections
 import warnings
 
 import torch
+import torch.nn.functional as F
 
 from . import _ops, functional
 
@@ -174,6 +175,15 @@ def index_of(b, n, m, device):
     return _small(_table, device, b), _small(_starts, device, b, n), _small(_full, device, b, m)
 
 
+def whole_pages(k, v):
+    """Keys and values [b, g, m, d] that end with a page, as the rows of a card want them: by a copy where
+    m is no multiple of one."""
+    rest = -k.shape[2] % 128
+    if not k.is_cuda or rest == 0:
+        return k, v
+    return F.pad(k, (0, 0, 0, rest)), F.pad(v, (0, 0, 0, rest))
+
+
 def core(q, k, v, mask, scale, causal, window=0, cap=0.0, sinks=None, index=None):
     """Attention of q [b, h, n, d] over k, v [b, g, m, d], as they lie; o [b, n, h, d]. index: what
     index_of() makes, where a caller has it already."""
@@ -181,6 +191,7 @@ def core(q, k, v, mask, scale, causal, window=0, cap=0.0, sinks=None, index=None
     m = k.shape[2]
     rows = q.transpose(1, 2).reshape(b * n, h, d)
     table, starts, lens = index or index_of(b, n, m, q.device)
+    k, v = whole_pages(k, v)
     if mask is not None and mask.dim() == 1:
         lens, mask = mask, None
     elif mask is not None:
@@ -211,19 +222,30 @@ def core(q, k, v, mask, scale, causal, window=0, cap=0.0, sinks=None, index=None
 
 def packed(q, k, v, cu_q, cu_k, longest, scale, causal, window=0, cap=0.0, sinks=None):
     """Sequences one after another in a row: q [1, h, t, d], k and v [1, g, s, d], borders cu [n + 1]."""
-    h, t, d = q.shape[1:]
-    s = k.shape[2]
-    # Every key is a page of its own, so that a sequence may begin anywhere.
-    kp, vp = (x[0].transpose(0, 1).unsqueeze(1) for x in (k, v))
+    s, n = k.shape[2], cu_k.shape[0] - 1
     first = cu_k[:-1].to(torch.int32)
-    table = (first.unsqueeze(1) + torch.arange(longest, dtype=torch.int32, device=q.device)).clamp_(max=s - 1)
+    lens = (cu_k[1:] - cu_k[:-1]).to(torch.int32)
+    if k.is_cuda:
+        # Each sequence into pages of its own.
+        room = -(-longest // 128) * 128
+        at = torch.arange(s, dtype=torch.int32, device=k.device)
+        row = torch.searchsorted(cu_k[1:].to(torch.int32).contiguous(), at, right=True, out_int32=True)
+        row = row.clamp_(max=n - 1)
+        slots = at - first[row] + row * room
+        kp, vp = (x.new_zeros(n, x.shape[1], room, x.shape[3]).transpose(1, 2) for x in (k, v))
+        ops.kv_append(k[0].transpose(0, 1), v[0].transpose(0, 1), slots.masked_fill_(at >= cu_k[-1], -1), kp, vp)
+        table = _small(_table, k.device, n)
+    else:
+        # Every key is a page of its own, so that a sequence may begin anywhere.
+        kp, vp = (x[0].transpose(0, 1).unsqueeze(1) for x in (k, v))
+        table = (first.unsqueeze(1) + torch.arange(longest, dtype=torch.int32, device=q.device)).clamp_(max=s - 1)
     o = ops.attention(
         q[0].transpose(0, 1),
         kp,
         vp,
         table,
         cu_q.to(torch.int32),
-        (cu_k[1:] - cu_k[:-1]).to(torch.int32),
+        lens,
         0,
         int(causal),
         int(window or 0),
@@ -241,8 +263,6 @@ def packed(q, k, v, cu_q, cu_k, longest, scale, causal, window=0, cap=0.0, sinks
 
 def _eager(module, q, k, v, mask, scaling, causal, window, dropout, cap, sinks, weights):
     """The formula, on PyTorch's own operators: with gradients, dropout and weights."""
-    from torch.nn import functional as F
-
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
     if not (mask is None or mask.dim() == 4) or mask is None:

@@ -221,26 +221,24 @@ class _Layer:
             cu_k = kwargs["cu_seq_lens_k"]
             longest = int(kwargs.get("max_length_k") or (cu_k[1:] - cu_k[:-1]).max())
             return _attention.packed(q, k, v, cu, cu_k, longest, self.scaling, self.causal, self.window)
+        m = n
         if cache is not None:
-            k, v, own = self.remember(cache, k, v)
-            if own and mask is None:
-                mask = step.index[2]
-            elif own:
-                k, v = own
-        if step.index is None or step.index[3] != (b, n, k.shape[2]):
-            step.index = (*_attention.index_of(b, n, k.shape[2], x.device), (b, n, k.shape[2]))
+            k, v, m = self.remember(cache, k, v)
+        if step.index is None or step.index[3] != (b, n, m):
+            step.index = (*_attention.index_of(b, n, m, x.device), (b, n, m))
         return _attention.core(q, k, v, mask, self.scaling, self.causal, self.window, index=step.index[:3])
 
     def remember(self, cache, k, v):
-        """Append to the cache: keys and values as attention reads them, and, where these are the whole
-        room of a growing layer, the views of what is there."""
+        """Append to the cache: keys and values as attention reads them, of a growing layer with the room for
+        what is to come, and how many are there."""
         from .cache import GrowingLayer, grow
 
         if self.first:
             grow(cache)
         layers = cache.layers
         if self.index >= len(layers) or type(layers[self.index]) is not GrowingLayer or torch.compiler.is_compiling():
-            return (*cache.update(k, v, self.index), None)
+            k, v = cache.update(k, v, self.index)
+            return k, v, k.shape[2]
         layer, step = layers[self.index], self.step
         b, g, n, d = k.shape
         had = layer.room_for(k, v, n)
@@ -256,10 +254,7 @@ class _Layer:
             *(x.transpose(1, 2) for x in rooms),
         )
         layer.hold(had + n)
-        if step.index is None or step.index[3] != (b, n, room):
-            table, starts, lens = _attention.index_of(b, n, had + n, k.device)
-            step.index = table, starts, lens, (b, n, room)
-        return (*rooms, (layer.keys, layer.values))
+        return *rooms, had + n
 
     def __call__(
         self,
