@@ -46,17 +46,17 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     torch.manual_seed(0)
-    torch.set_default_device(device)
     torch.set_default_dtype(dtype)
-    model = t.Qwen2ForCausalLM(t.Qwen2Config(**SHAPES[name], attn_implementation="sdpa")).eval()
+    with torch.device(device):  # no longer than this: it costs every call of PyTorch's a detour
+        model = t.Qwen2ForCausalLM(t.Qwen2Config(**SHAPES[name], attn_implementation="sdpa")).eval()
+        prompt = torch.randint(3, 500, (1, 512 if device == "cuda" else 32))
+        token = torch.randint(3, 500, (1, 1))
+        lengths = torch.tensor([512, 300, 129, 17, 400, 64, 250, 90])
+        batch = torch.randint(3, 500, (8, 512))
+        mask = (torch.arange(512) >= 512 - lengths[:, None]).long()
+        place = (mask.cumsum(-1) - 1).clamp(min=0)
     torch.set_default_dtype(torch.float32)
     model.generation_config.eos_token_id = None
-    prompt = torch.randint(3, 500, (1, 512 if device == "cuda" else 32))
-    token = torch.randint(3, 500, (1, 1))
-    lengths = torch.tensor([512, 300, 129, 17, 400, 64, 250, 90])
-    batch = torch.randint(3, 500, (8, 512))
-    mask = (torch.arange(512) >= 512 - lengths[:, None]).long()
-    place = (mask.cumsum(-1) - 1).clamp(min=0)
 
     def measure(label):
         with torch.no_grad():
@@ -78,7 +78,7 @@ def main():
                 )
                 still = t.StaticCache(config=model.config, max_cache_len=1024)
                 model(prompt, past_key_values=still, use_cache=True)
-                at = torch.full((1, 1), n)
+                at = torch.full((1, 1), n, device=device)
                 try:
                     for _ in range(2):
                         model(token, past_key_values=still, position_ids=at, use_cache=True)
