@@ -17,7 +17,7 @@ class GrowingLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states, value_states):
         super().lazy_initialization(key_states, value_states)
-        self.rooms = None
+        self.rooms = self.pools = None
 
     def present(self):
         return self.keys.shape[-2] if self.is_initialized and self.keys.numel() else 0
@@ -43,6 +43,7 @@ class GrowingLayer(DynamicLayer):
                     room[:, :, :had] = old
                 made.append(room)
             self.rooms = tuple(made)
+            self.pools = tuple(room.transpose(1, 2) for room in made)  # [b, capacity, g, d]
         return had
 
     def hold(self, n):

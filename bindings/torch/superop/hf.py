@@ -184,24 +184,21 @@ def whole_pages(k, v):
     return F.pad(k, (0, 0, 0, rest)), F.pad(v, (0, 0, 0, rest))
 
 
-def core(q, k, v, mask, scale, causal, window=0, cap=0.0, sinks=None, index=None):
-    """Attention of q [b, h, n, d] over k, v [b, g, m, d], as they lie; o [b, n, h, d]. index: what
-    index_of() makes, where a caller has it already."""
-    b, h, n, d = q.shape
-    m = k.shape[2]
-    rows = q.transpose(1, 2).reshape(b * n, h, d)
-    table, starts, lens = index or index_of(b, n, m, q.device)
-    k, v = whole_pages(k, v)
+def over_pages(rows, kp, vp, index, mask, scale, causal, window=0, cap=0.0, sinks=None):
+    """Attention of rows [b * n, h, d] over a page of keys and values [b, page, g, d] for each of b
+    sequences, of which index says how many are there; o [b * n, h, d]."""
+    table, starts, lens = index
     if mask is not None and mask.dim() == 1:
         lens, mask = mask, None
     elif mask is not None:
-        m = min(m, mask.shape[-1])
+        b, m = kp.shape[0], min(kp.shape[1], mask.shape[-1])
+        n = rows.shape[0] // b
         mask = mask[..., :m].expand(b, -1, n, m).transpose(1, 2).reshape(b * n, mask.shape[1], m)
         causal, window = False, 0  # the mask says it all
-    o = ops.attention(
+    return ops.attention(
         rows,
-        k.transpose(1, 2),
-        v.transpose(1, 2),
+        kp,
+        vp,
         table,
         starts,
         lens,
@@ -215,8 +212,18 @@ def core(q, k, v, mask, scale, causal, window=0, cap=0.0, sinks=None, index=None
         sinks,
         None,
         None,
-        int(q.dtype is torch.float32),
+        int(rows.dtype is torch.float32),
     )
+
+
+def core(q, k, v, mask, scale, causal, window=0, cap=0.0, sinks=None, index=None):
+    """Attention of q [b, h, n, d] over k, v [b, g, m, d], as they lie; o [b, n, h, d]. index: what
+    index_of() makes, where a caller has it already."""
+    b, h, n, d = q.shape
+    index = index or index_of(b, n, k.shape[2], q.device)
+    k, v = whole_pages(k, v)
+    rows = q.transpose(1, 2).reshape(b * n, h, d)
+    o = over_pages(rows, k.transpose(1, 2), v.transpose(1, 2), index, mask, scale, causal, window, cap, sinks)
     return o.view(b, n, h, o.shape[-1])
 
 

@@ -105,12 +105,14 @@ class _Step:
     def __init__(self):
         self.group = _Group()
         self.source = self.pos = self.index = self.slots = None
+        self.freqs = {}
 
     def begin(self, positions, b, n):
         self.group.refresh()
         self.source = positions
-        self.pos = positions.expand(b, n).to(torch.int32).contiguous()
+        self.pos = positions.expand(b, n).to(torch.int32).reshape(-1)
         self.index = self.slots = None
+        self.freqs = {}
 
 
 class _LazyRope:
@@ -198,63 +200,66 @@ class _Layer:
         return None
 
     def freqs(self):
-        rotary, kind = self.rotary, self.kind
-        if hasattr(rotary, "inv_freq"):
-            return rotary.inv_freq.float(), float(rotary.attention_scaling)
-        return getattr(rotary, f"{kind}_inv_freq").float(), float(getattr(rotary, f"{kind}_attention_scaling"))
+        known = self.step.freqs.get(self.kind)
+        if known is None:
+            rotary, kind = self.rotary, "" if hasattr(self.rotary, "inv_freq") else f"{self.kind}_"
+            known = getattr(rotary, f"{kind}inv_freq").float(), float(getattr(rotary, f"{kind}attention_scaling"))
+            self.step.freqs[self.kind] = known
+        return known
 
     def attend(self, x, mask, cache, kwargs):
+        """Attention of x [b, n, channels]: [b, n, heads * d]."""
         b, n, _ = x.shape
         h, g, d = self.heads, self.groups, self.dim
         step = self.step
-        qkv = self.qkv(x)
-        both = qkv[..., : (h + g) * d].view(b, n, h + g, d)
-        freqs, mscale = self.freqs()
-        if self.head_norms:
-            for norm, part in zip(self.head_norms, (both[:, :, :h], both[:, :, h:])):
-                ops.rms_norm.out(part, norm.weight.wide, norm.eps, norm.offset, y=part)
-        ops.rope.out(both, step.pos, freqs, mscale, y=both)
-        q, k = both[:, :, :h].transpose(1, 2), both[:, :, h:].transpose(1, 2)
-        v = qkv[..., (h + g) * d :].view(b, n, g, d).transpose(1, 2)
+        every = self.qkv(x).view(b * n, h + 2 * g, d)
+        q, k, v, both = every[:, :h], every[:, h : h + g], every[:, h + g :], every[:, : h + g]
+        for norm, part in zip(self.head_norms, (q, k)):
+            ops.rms_norm.out(part, norm.weight.wide, norm.eps, norm.offset, y=part)
+        ops.rope.out(both, step.pos, *self.freqs(), y=both)
         cu = kwargs.get("cu_seq_lens_q")
         if cu is not None and cache is None and b == 1:
+            q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
             cu_k = kwargs["cu_seq_lens_k"]
             longest = int(kwargs.get("max_length_k") or (cu_k[1:] - cu_k[:-1]).max())
-            return _attention.packed(q, k, v, cu, cu_k, longest, self.scaling, self.causal, self.window)
-        m = n
+            o = _attention.packed(q, k, v, cu, cu_k, longest, self.scaling, self.causal, self.window)
+            return o.view(b, n, h * d)
         if cache is not None:
-            k, v, m = self.remember(cache, k, v)
-        if step.index is None or step.index[3] != (b, n, m):
-            step.index = (*_attention.index_of(b, n, m, x.device), (b, n, m))
-        return _attention.core(q, k, v, mask, self.scaling, self.causal, self.window, index=step.index[:3])
+            kp, vp, m = self.remember(cache, b, n, k, v)
+        else:
+            kp, vp, m = *(x.transpose(1, 2) for x in _attention.whole_pages(*self.as_cached(b, n, k, v))), n
+        if step.index is None or step.index[0] != (b, n, m):
+            step.index = (b, n, m), _attention.index_of(b, n, m, x.device)
+        o = _attention.over_pages(q, kp, vp, step.index[1], mask, self.scaling, self.causal, self.window)
+        return o.view(b, n, h * d)
 
-    def remember(self, cache, k, v):
-        """Append to the cache: keys and values as attention reads them, of a growing layer with the room for
-        what is to come, and how many are there."""
+    def as_cached(self, b, n, *parts):
+        """Keys or values [b * n, g, d] as a cache has them: [b, g, n, d]."""
+        return [x.view(b, n, self.groups, self.dim).transpose(1, 2) for x in parts]
+
+    def remember(self, cache, b, n, k, v):
+        """Append to the cache: keys and values [b, page, g, d] as attention reads them, of a growing layer
+        with the room for what is to come, and how many are there."""
         from .cache import GrowingLayer, grow
 
         if self.first:
             grow(cache)
         layers = cache.layers
         if self.index >= len(layers) or type(layers[self.index]) is not GrowingLayer or torch.compiler.is_compiling():
-            k, v = cache.update(k, v, self.index)
-            return k, v, k.shape[2]
+            keys, values = cache.update(*self.as_cached(b, n, k, v), self.index)
+            m = keys.shape[2]
+            return *(x.transpose(1, 2) for x in _attention.whole_pages(keys, values)), m
         layer, step = layers[self.index], self.step
-        b, g, n, d = k.shape
-        had = layer.room_for(k, v, n)
-        rooms = layer.rooms
-        room = rooms[0].shape[2]
-        if step.slots is None or step.slots[1] != (b, n, had, room):
+        had = layer.room_for(*self.as_cached(b, n, k, v), n)
+        kp, vp = layer.pools
+        room = kp.shape[1]
+        if step.slots is None or step.slots[0] != (b, n, had, room):
             at = torch.arange(had, had + n, dtype=torch.int32, device=k.device)
             rows = torch.arange(0, b * room, room, dtype=torch.int32, device=k.device)
-            step.slots = (rows[:, None] + at).flatten(), (b, n, had, room)
-        ops.kv_append(
-            *(x.transpose(1, 2).reshape(b * n, g, x.shape[-1]) for x in (k, v)),
-            step.slots[0],
-            *(x.transpose(1, 2) for x in rooms),
-        )
+            step.slots = (b, n, had, room), (rows[:, None] + at).flatten()
+        ops.kv_append(k, v, step.slots[1], kp, vp)
         layer.hold(had + n)
-        return *rooms, had + n
+        return kp, vp, had + n
 
     def __call__(
         self,
@@ -284,9 +289,7 @@ class _Layer:
             )
         if self.first or self.step.source is not position_ids:
             self.step.begin(position_ids, x.shape[0], x.shape[1])
-        b, n = x.shape[:2]
-        a = self.attend(self.before(x), attention_mask, past_key_values, kwargs)
-        a = self.out(a.reshape(b, n, -1))
+        a = self.out(self.attend(self.before(x), attention_mask, past_key_values, kwargs))
         if self.sandwich:
             a = self.after[0](a)
         y, x = self.between.after(a, x)
