@@ -19,6 +19,7 @@ enum { OPS = 100, TENSORS = SOP_TORCH_ARGS + SOP_TORCH_OUTS, TEXT = 512 };
 static _Thread_local void (*hear)(const char *op, const char *row);
 static struct sop_torch_op ops[OPS];
 static const char *lines[OPS];
+static int32_t n_devices; /* of CUDA */
 static int32_t n_ops;
 
 struct tensor {
@@ -567,13 +568,14 @@ static void call(const struct sop_torch_op *op, bool given, sop_value *stack)
     for (int32_t i = 0; given && i < op->n_outs; i++)
         r.tensor[op->n_args + i].handle = take(stack[op->n_args + i], false);
 
-    /* The library makes the tensor's device the thread's; PyTorch wants its own back. */
+    /* The library makes the tensor's device the thread's; PyTorch wants its own back, where there is more
+     * than one. */
     int32_t index = -1, type = -1;
-    for (int32_t i = 0; i < op->n_args && type < 0; i++)
+    for (int32_t i = 0; i < op->n_args && type < 0 && n_devices > 1; i++)
         if (r.tensor[i].handle && (sop_shim.device_type(r.tensor[i].handle, &type) ||
                                    sop_shim.device_index(r.tensor[i].handle, &index)))
             type = -1;
-    if (type == sop_shim.cuda() && sop_shim.guard) (void)sop_shim.guard(index, &guard);
+    if (type >= 0 && type == sop_shim.cuda() && sop_shim.guard) (void)sop_shim.guard(index, &guard);
     const bool right = work(&r);
     if (guard) (void)sop_shim.unguard(guard);
 
@@ -605,7 +607,7 @@ static sop_kernel *const kernels[OPS][2] = {ALL(POINTER)};
 
 SOP_API const char *sop_torch_line(int32_t i);
 SOP_API const char *sop_torch_load(void);
-SOP_API const char *sop_torch_register(void);
+SOP_API const char *sop_torch_register(int32_t devices);
 SOP_API int64_t sop_torch_plans(void);
 SOP_API void sop_torch_trace(void (*fn)(const char *op, const char *row));
 
@@ -637,9 +639,11 @@ const char *sop_torch_load(void)
     return NULL;
 }
 
-/** Register the kernels of every line, whose schemas there must be by now. NULL, or what is wrong. */
-const char *sop_torch_register(void)
+/** Register the kernels of every line, whose schemas there must be by now, for a process that sees so
+ * many devices of CUDA. NULL, or what is wrong. */
+const char *sop_torch_register(int32_t devices)
 {
+    n_devices = devices;
     /* The meaning of values on the stack is that of this version's headers. */
     const uint64_t version = (uint64_t)2 << 56 | (uint64_t)10 << 48;
     const char *const keys[] = {"CPU", "CUDA"};

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 
-import torch  # noqa: F401  its libraries must be open before the adapter looks for them
+import torch  # its libraries must be open before the adapter looks for them
 
 
 def _folders():
@@ -29,7 +29,7 @@ lib = _load()
 for _name, _result, _args in (
     ("sop_torch_line", ctypes.c_char_p, [ctypes.c_int32]),
     ("sop_torch_load", ctypes.c_char_p, []),
-    ("sop_torch_register", ctypes.c_char_p, []),
+    ("sop_torch_register", ctypes.c_char_p, [ctypes.c_int32]),
     ("sop_torch_plans", ctypes.c_int64, []),
     ("sop_torch_trace", None, [ctypes.c_void_p]),
 ):
@@ -51,7 +51,7 @@ def lines():
 
 def register():
     """Put the adapter's kernels under the schemas, which are there by now."""
-    why = lib.sop_torch_register()
+    why = lib.sop_torch_register(torch.cuda.device_count())
     if why:
         raise ImportError(f"superop: {why.decode()} could not be registered")
 
