@@ -1,9 +1,10 @@
-"""Host time of one call, beside PyTorch's own: python host_time.py
+"""Host time of one call, beside PyTorch's own: python host_time.py [BLOCKS]
 
 Medians over blocks of calls, in turns; a call on a card is what the host does until it may go on, so the
 queue is emptied between the blocks. `launch` is a kernel that does nothing, the least a call can take."""
 
 import statistics
+import sys
 import time
 
 import torch
@@ -52,7 +53,7 @@ def main():
         with torch.no_grad():
             for f in calls.values():
                 block(f, device)
-            for _ in range(BLOCKS):
+            for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else BLOCKS):
                 for name, f in calls.items():
                     times[name].append(block(f, device))
         for name, t in times.items():
