@@ -135,8 +135,8 @@ class _LazyRope:
 
 
 def _plain(module):
-    """Whether a module is a linear without anything around it."""
-    return type(module) is nn.Linear and not hasattr(module, "_hf_hook")
+    """Whether a module is a linear without anything around it, of weights that lie as they look."""
+    return type(module) is nn.Linear and not hasattr(module, "_hf_hook") and type(module.weight.data) is torch.Tensor
 
 
 class _Layer:
@@ -149,6 +149,7 @@ class _Layer:
         self.kind = getattr(attn, "layer_type", None)
         self.index, self.dim, self.scaling = attn.layer_idx, attn.head_dim, attn.scaling
         self.causal = getattr(attn, "is_causal", True)
+        self.dropout = getattr(attn, "attention_dropout", 0.0)
         mistral = type(module).__name__ == "MistralDecoderLayer"
         window = getattr(attn.config if mistral else attn, "sliding_window", None)
         self.window = window or 0
@@ -180,6 +181,9 @@ class _Layer:
             return f"the activation {type(mlp.act_fn).__name__}"
         if hasattr(module, "_hf_hook"):
             return "a hook of accelerate's"
+        for name, inner in module.named_modules():
+            if name and (inner._forward_hooks or inner._forward_pre_hooks):
+                return f"a hook on {name}"
         return None
 
     def not_now(self, x, mask, kwargs):
@@ -189,6 +193,8 @@ class _Layer:
             return "a decoder layer under gradients"
         if kwargs.get("output_attentions"):
             return "output_attentions asks for the weights"
+        if module.training and self.dropout:
+            return "dropout of attention weights"
         if x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.dtype != self.weight.dtype:
             return f"a decoder layer of {self.weight.dtype} with {x.dtype}"
         if x.device != self.weight.device or x.device.type not in ("cpu", "cuda"):

@@ -214,6 +214,18 @@ def test_what_cannot_be_patched_is_named():
             got = model(x).logits
             superop.unpatch(model)
             near(model(x).logits, got)
+        heard = []
+        model.model.layers[2].mlp.up_proj.register_forward_hook(lambda *a: heard.append(1))
+        model.model.layers[0].self_attn.q_proj = torch.nn.Sequential(model.model.layers[0].self_attn.q_proj)
+        done = superop.patch(model)
+        assert done.layers == 0 and set(done.refused.values()) == {
+            "q_proj is a Sequential",
+            "the activation Tanh",
+            "a hook on mlp.up_proj",
+        }, done
+        with torch.no_grad():
+            near(model(x).logits, got)
+        assert heard
 
 
 def test_explain_names_the_rows():
