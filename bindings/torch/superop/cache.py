@@ -1,6 +1,9 @@
 """A cache layer that grows by half where Transformers' own is copied whole at every token.
 
-    room  [b, g, capacity, d], of which the first n keys are there; keys and values are views of it
+    room  [b, g, capacity, d], of which the first n keys are there; keys and values are views of it,
+          and behind it are zeros, as many as one head has
+    pool  [b, capacity, g, d], the same as attention has it: a page for each sequence
+    any   [pages, capacity, g, d]: a page that begins at any token, (b * g * capacity + token) of b
 
 What shortens, repeats or reorders a cache replaces the views by tensors of its own; the next update
 makes room for those."""
@@ -17,7 +20,7 @@ class GrowingLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states, value_states):
         super().lazy_initialization(key_states, value_states)
-        self.rooms = self.pools = None
+        self.rooms = self.pools = self.any = None
 
     def present(self):
         return self.keys.shape[-2] if self.is_initialized and self.keys.numel() else 0
@@ -35,15 +38,18 @@ class GrowingLayer(DynamicLayer):
             or (had and (self.keys.data_ptr() != rooms[0].data_ptr() or self.values.data_ptr() != rooms[1].data_ptr()))
         ):
             capacity = -(-max(had + n, (had * 3) // 2) // PAGE) * PAGE
-            made = []
+            rooms, anywhere = [], []
             for old, like in ((self.keys, key), (self.values, value)):
                 b, g, _, d = like.shape
-                room = torch.zeros(b, g, capacity, d, dtype=like.dtype, device=like.device)
+                flat = torch.zeros((b * g + 1) * capacity * d, dtype=like.dtype, device=like.device)
+                room = flat[: b * g * capacity * d].view(b, g, capacity, d)
                 if had:
                     room[:, :, :had] = old
-                made.append(room)
-            self.rooms = tuple(made)
-            self.pools = tuple(room.transpose(1, 2) for room in made)  # [b, capacity, g, d]
+                rooms.append(room)
+                pages = (b - 1) * g * capacity + capacity
+                anywhere.append(flat.as_strided((pages, capacity, g, d), (d, d, capacity * d, 1)))
+            self.rooms, self.any = tuple(rooms), tuple(anywhere)
+            self.pools = tuple(room.transpose(1, 2) for room in rooms)
         return had
 
     def hold(self, n):

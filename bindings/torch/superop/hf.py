@@ -4,10 +4,13 @@ A mask function is registered under the same name: without one Transformers woul
 and causality would be lost. What it returns is one of
 
     None           every key there is, the last one belonging to the last query, causal when the layer is
-    int32 [b]      the same, but only so many keys of each row are there: a static cache has a tail
     [b, h, q, kv]  what each query sees (bool), or what is added to its scores (a float)
+    int32 [1, b, 1, 1]  as None, but only so many keys of each row are there: a static cache has a tail
+    int32 [2, b, 1, 1]  the first key of each row, and how many there are from it on: padding on the left
 
-so a plain batch, a chunk of a prefill, a sliding window and a static cache need no mask in memory."""
+(generate() gives a mask that it made to the model again, which leaves alone what has four dimensions)
+so a plain batch, a chunk of a prefill, a sliding window and a static cache need no mask in memory, nor
+does padding on the left in a patched model."""
 
 import collections
 import warnings
@@ -68,15 +71,28 @@ def _full(device, rows, value):
     return torch.full((rows,), value, dtype=torch.int32, device=device)
 
 
+def extents(mask):
+    """(first key or None, how many keys) of each row, when that is what a mask says; else None."""
+    if mask is None or mask.dtype is not torch.int32 or mask.shape[2:] != (1, 1):
+        return None
+    rows = mask[..., 0, 0]
+    return (None, rows[0]) if rows.shape[0] == 1 else (rows[0], rows[1])
+
+
 def dense(mask, q, kv_length, causal, window):
     """The boolean [b, 1, q, kv] that a mask of superop's stands for; a dense one as it is."""
-    if mask is not None and mask.dim() == 4:
+    said = extents(mask)
+    if mask is not None and said is None:
         return mask[..., :kv_length]
     rows, n, device = q.shape[0], q.shape[2], q.device
-    lens = mask if mask is not None else _full(device, rows, kv_length)
+    first, lens = said or (None, None)
+    end = lens if lens is not None else _full(device, rows, kv_length)
+    end = (end if first is None else end + first).view(-1, 1, 1)
     j = torch.arange(kv_length, device=device)
-    last = lens.view(-1, 1, 1) + torch.arange(n, device=device).view(1, -1, 1) - n
-    seen = (j < lens.view(-1, 1, 1)).expand(rows, n, kv_length)
+    last = end + torch.arange(n, device=device).view(1, -1, 1) - n
+    seen = (j < end).expand(rows, n, kv_length)
+    if first is not None:
+        seen = seen & (j >= first.view(-1, 1, 1))
     if causal:
         seen = seen & (j <= last)
     if window:
@@ -113,12 +129,18 @@ def superop_mask(
         q_length, q_offset = position.shape[0], position[0]
     plain = mask_function is causal_mask_function and local_size is None
     plain = plain or (local_size is not None and _is_window(mask_function))
-    if allow_is_causal_skip or (q_length == 1 and plain):
-        if plain and (attention_mask is None or (not is_tracing(attention_mask) and bool(attention_mask.all()))):
-            present = q_offset + q_length - kv_offset
+    if plain and (allow_is_causal_skip or q_length == 1) and (attention_mask is None or not is_tracing(attention_mask)):
+        present = q_offset + q_length - kv_offset
+        if attention_mask is None or bool(attention_mask.all()):
             if isinstance(present, torch.Tensor):
-                return present.to(torch.int32).reshape(1).expand(batch_size).contiguous()
-            return None if present == kv_length else _small(_full, torch.device(device or "cpu"), batch_size, present)
+                return present.to(torch.int32).reshape(1, 1, 1, 1).repeat(1, batch_size, 1, 1)
+            if present == kv_length:
+                return None
+            return _small(_full, torch.device(device or "cpu"), batch_size, present).view(1, batch_size, 1, 1)
+        whole = not isinstance(present, torch.Tensor) and attention_mask.shape[1] == present + kv_offset
+        if whole and bool((attention_mask[:, 1:] >= attention_mask[:, :-1]).all()):
+            first = ((~attention_mask).sum(1) - kv_offset).clamp_(min=0)
+            return torch.stack([first, present - first]).to(torch.int32).view(2, batch_size, 1, 1)
     return sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
@@ -147,6 +169,11 @@ def needs_grad(*tensors):
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
+def takes_mask(mask):
+    kinds = (torch.bool, torch.float32, torch.float16, torch.bfloat16)
+    return mask is None or mask.dtype in kinds or extents(mask) is not None
+
+
 def _refusal(module, q, k, v, mask, dropout, kwargs):
     """Why a call cannot run on superop, or None."""
     if dropout and module.training:
@@ -162,7 +189,7 @@ def _refusal(module, q, k, v, mask, dropout, kwargs):
         return f"attention of {q.dtype}"
     if q.device.type not in ("cpu", "cuda"):
         return f"attention on {q.device.type}"
-    if mask is not None and mask.dtype not in (torch.bool, torch.int32, torch.float32, torch.float16, torch.bfloat16):
+    if not takes_mask(mask):
         return f"a mask of {mask.dtype}"
     for key, value in kwargs.items():
         if value is not None and key not in _PLAIN:
@@ -188,8 +215,9 @@ def over_pages(rows, kp, vp, index, mask, scale, causal, window=0, cap=0.0, sink
     """Attention of rows [b * n, h, d] over a page of keys and values [b, page, g, d] for each of b
     sequences, of which index says how many are there; o [b * n, h, d]."""
     table, starts, lens = index
-    if mask is not None and mask.dim() == 1:
-        lens, mask = mask, None
+    said = extents(mask)
+    if said is not None:
+        lens, mask = said[1], None
     elif mask is not None:
         b, m = kp.shape[0], min(kp.shape[1], mask.shape[-1])
         n = rows.shape[0] // b
@@ -221,6 +249,9 @@ def core(q, k, v, mask, scale, causal, window=0, cap=0.0, sinks=None, index=None
     index_of() makes, where a caller has it already."""
     b, h, n, d = q.shape
     index = index or index_of(b, n, k.shape[2], q.device)
+    said = extents(mask)
+    if said is not None and said[0] is not None:
+        mask = dense(mask, q, k.shape[2], causal, window)
     k, v = whole_pages(k, v)
     rows = q.transpose(1, 2).reshape(b * n, h, d)
     o = over_pages(rows, k.transpose(1, 2), v.transpose(1, 2), index, mask, scale, causal, window, cap, sinks)
@@ -272,8 +303,7 @@ def _eager(module, q, k, v, mask, scaling, causal, window, dropout, cap, sinks, 
     """The formula, on PyTorch's own operators: with gradients, dropout and weights."""
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
-    if not (mask is None or mask.dim() == 4) or mask is None:
-        mask = dense(mask, q, k.shape[2], causal, window)
+    mask = dense(mask, q, k.shape[2], causal, window)
     if not weights and not cap and sinks is None:
         if mask.dtype is not torch.bool:
             mask = mask.to(q.dtype)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from . import hf as _attention
+from .cache import GrowingLayer, grow
 
 ops = torch.ops.superop
 
@@ -104,15 +105,25 @@ class _Step:
 
     def __init__(self):
         self.group = _Group()
-        self.source = self.pos = self.index = self.slots = None
+        self.source = self.pos = self.index = self.slots = self.shift = None
         self.freqs = {}
 
     def begin(self, positions, b, n):
         self.group.refresh()
         self.source = positions
         self.pos = positions.expand(b, n).to(torch.int32).reshape(-1)
-        self.index = self.slots = None
+        self.index = self.slots = self.shift = None
         self.freqs = {}
+
+
+    def shifted(self, mask, said, each, index):
+        """The index of pages that begin at the first key of each sequence; between those of two lie `each`
+        tokens."""
+        if self.shift is None or self.shift[0] != (id(mask), each):
+            first, lens = said
+            table = torch.arange(0, first.shape[0] * each, each, dtype=torch.int32, device=mask.device) + first
+            self.shift = (id(mask), each), (table.unsqueeze(1), index[1], lens)
+        return self.shift[1]
 
 
 class _LazyRope:
@@ -201,7 +212,7 @@ class _Layer:
             return f"a decoder layer on {x.device.type}"
         if torch.is_autocast_enabled(x.device.type):
             return "autocast"
-        if mask is not None and mask.dtype not in (torch.bool, torch.int32, torch.float32, torch.float16, torch.bfloat16):
+        if not _attention.takes_mask(mask):
             return f"a mask of {mask.dtype}"
         return None
 
@@ -236,7 +247,15 @@ class _Layer:
             kp, vp, m = *(x.transpose(1, 2) for x in _attention.whole_pages(*self.as_cached(b, n, k, v))), n
         if step.index is None or step.index[0] != (b, n, m):
             step.index = (b, n, m), _attention.index_of(b, n, m, x.device)
-        o = _attention.over_pages(q, kp, vp, step.index[1], mask, self.scaling, self.causal, self.window)
+        index = step.index[1]
+        said = _attention.extents(mask)
+        if said is not None and said[0] is not None:
+            if cache is not None and type(cache.layers[self.index]) is GrowingLayer:
+                kp, vp = cache.layers[self.index].any
+                index, mask = step.shifted(mask, said, g * kp.shape[1], index), None
+            else:
+                mask = _attention.dense(mask, q.view(b, n, h, d).transpose(1, 2), m, self.causal, self.window)
+        o = _attention.over_pages(q, kp, vp, index, mask, self.scaling, self.causal, self.window)
         return o.view(b, n, h * d)
 
     def as_cached(self, b, n, *parts):
@@ -246,8 +265,6 @@ class _Layer:
     def remember(self, cache, b, n, k, v):
         """Append to the cache: keys and values [b, page, g, d] as attention reads them, of a growing layer
         with the room for what is to come, and how many are there."""
-        from .cache import GrowingLayer, grow
-
         if self.first:
             grow(cache)
         layers = cache.layers

@@ -198,10 +198,12 @@ def test_no_mask_is_built_where_none_is_needed():
         ask = dict(mask_function=fn, local_size=size, device="cpu")
         assert superop_mask(2, 5, 9, 4, **ask) is None
         assert superop_mask(2, 5, 9, 4, attention_mask=torch.ones(2, 9, dtype=torch.bool), **ask) is None
-        assert superop_mask(2, 5, 30, 4, **ask).tolist() == [9, 9]
-        assert superop_mask(2, 5, 30, torch.tensor(4), **ask).tolist() == [9, 9]
+        assert superop_mask(2, 5, 30, 4, **ask).flatten(1).tolist() == [[9, 9]]
+        assert superop_mask(2, 5, 30, torch.tensor(4), **ask).flatten(1).tolist() == [[9, 9]]
         holes = torch.ones(2, 9, dtype=torch.bool)
         holes[0, 0] = False
+        assert superop_mask(2, 5, 9, 4, attention_mask=holes, **ask).flatten(1).tolist() == [[1, 0], [8, 9]]
+        holes[1, 4] = False
         assert superop_mask(2, 5, 9, 4, attention_mask=holes, **ask).shape == (2, 1, 5, 9)
         assert superop_mask(2, 5, 9, 4, allow_is_causal_skip=False, **ask).shape == (2, 1, 5, 9)
 
@@ -213,7 +215,11 @@ def test_the_expanded_mask_is_what_transformers_builds():
     q = torch.zeros(2, 1, 5, 8)
     want = sdpa_mask(2, 5, 9, 4, mask_function=sliding_window_causal_mask_function(4), local_size=4, allow_is_causal_skip=False)
     assert torch.equal(dense(None, q, 9, True, 4), want)
-    lens = torch.tensor([9, 9], dtype=torch.int32)
+    lens = torch.tensor([9, 9], dtype=torch.int32).view(1, 2, 1, 1)
+    pads = torch.ones(2, 9, dtype=torch.bool)
+    pads[1, :3] = False
+    both = torch.tensor([[0, 3], [9, 6]], dtype=torch.int32).view(2, 2, 1, 1)
+    assert torch.equal(dense(both, q, 9, True, 4), want & pads[:, None, None])
     assert torch.equal(dense(lens, q, 12, True, 4)[..., :9], want) and not dense(lens, q, 12, True, 4)[..., 9:].any()
 
 
