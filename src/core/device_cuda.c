@@ -4,17 +4,11 @@
  * first failure is reported as SOP_E_DEVICE with the rows that were under way, every later one as
  * SOP_E_INTERNAL: nobody may take it for a fault of the row it happens to meet. */
 #include "core/device_cuda.h"
-
-#include "base/status.h"
 #include "sop/cuda.h"
 
-#ifndef SOP_CUDA
+#include "base/status.h"
 
-sop_status sop_device_cuda(int32_t index, sop_device **out)
-{
-    *out = NULL;
-    return sop_fail(SOP_E_UNSUPPORTED, "cuda device %d: superop was built without CUDA", index);
-}
+#ifndef SOP_CUDA
 
 sop_status sop_queue_on(sop_device *device, void *stream, sop_queue **out, int32_t *recording)
 {
@@ -22,6 +16,12 @@ sop_status sop_queue_on(sop_device *device, void *stream, sop_queue **out, int32
     *out = NULL;
     if (recording) *recording = 0;
     return sop_fail(SOP_E_UNSUPPORTED, "a queue on a stream: superop was built without CUDA");
+}
+
+sop_status sop_device_cuda(int32_t index, sop_device **out)
+{
+    *out = NULL;
+    return sop_fail(SOP_E_UNSUPPORTED, "cuda device %d: superop was built without CUDA", index);
 }
 
 #else
