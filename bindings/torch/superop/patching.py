@@ -38,6 +38,10 @@ _ACTS = {
 }
 
 
+# What a layer may be told: what attention may, without what it does with keys of its own.
+_KNOWN = _attention._PLAIN - {"cache", "read_index", "write_index", "block_table", "s_aux", "softcap"}
+
+
 class _Param:
     """A small parameter as the operators read it, in float32: itself, or a copy that its group keeps."""
 
@@ -214,6 +218,9 @@ class _Layer:
             return "autocast"
         if not _attention.takes_mask(mask):
             return f"a mask of {mask.dtype}"
+        for key, value in kwargs.items():  # a cache of continuous batching among them
+            if value is not None and key not in _KNOWN or (key == "is_causal" and value is False):
+                return f"a decoder layer with {key}"
         return None
 
     def freqs(self):

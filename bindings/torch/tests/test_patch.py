@@ -1,5 +1,6 @@
 """superop.patch(model) against eager, in every way that ragged data arrives."""
 
+import importlib.util
 import itertools
 import warnings
 
@@ -202,6 +203,25 @@ def test_weights_of_attention_are_eagers():
         for a, b in zip(want.attentions, got.attentions):
             near(a, b)
         near(want.logits, got.logits)
+
+
+def test_continuous_batching_goes_through_the_attention():
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    if not importlib.util.find_spec("psutil"):
+        raise Skip("Transformers asks psutil for the memory there is")
+    for device, model in everywhere([qwen2]):
+        prompts = [ids(1, n, "cpu", n)[0].tolist() for n in (5, 11, 3)]
+        want = []
+        for p in prompts:
+            x = torch.tensor([p], device=device)
+            want.append(model.generate(x, max_new_tokens=8, do_sample=False)[0, len(p) :].tolist())
+        superop.patch(model)
+        config = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        room = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+        out = model.generate_batch(prompts, config, room, warmup=False)
+        superop.unpatch(model)
+        assert want == [out[k].generated_tokens for k in sorted(out, key=lambda k: int(k.split("_")[-1]))]
 
 
 def test_what_cannot_be_patched_is_named():
