@@ -28,6 +28,7 @@ _FAMILIES = {
     "MistralDecoderLayer": (0.0, False),
     "Gemma3DecoderLayer": (1.0, True),
 }
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ROPES = ("default", "linear", "llama3", "yarn")
 _ACTS = {
     "SiLU": 0,
@@ -210,7 +211,7 @@ class _Layer:
             return "output_attentions asks for the weights"
         if module.training and self.dropout:
             return "dropout of attention weights"
-        if x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.dtype != self.weight.dtype:
+        if x.dtype not in _FLOATS or x.dtype != self.weight.dtype:
             return f"a decoder layer of {self.weight.dtype} with {x.dtype}"
         if x.device != self.weight.device or x.device.type not in ("cpu", "cuda"):
             return f"a decoder layer on {x.device.type}"
@@ -329,30 +330,28 @@ class _Layer:
         return ops.add(y, x)
 
 
-def _linear_forward(module):
+def _old_way(module, x):
+    """Whether a call of a norm or a linear outside of the layers is not for superop."""
+    weight = module.weight
+    return (
+        x.dtype not in _FLOATS
+        or x.dtype != weight.dtype
+        or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        or torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def _forward(module, make):
+    """The forward of a module that make(group) is in superop."""
     old, group = type(module).forward, _Group()
-    linear = _Linears(group, module)
+    new = make(group)
     group.refresh()
 
     def forward(x):
-        if torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad) or x.dtype != module.weight.dtype:
+        if _old_way(module, x):
             return old(module, x)
         group.refresh()
-        return linear(x)
-
-    return forward
-
-
-def _norm_forward(module, offset):
-    old, group = type(module).forward, _Group()
-    norm = _Norm(module, offset, group)
-    group.refresh()
-
-    def forward(x):
-        if torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad):
-            return old(module, x)
-        group.refresh()
-        return norm(x)
+        return new(x)
 
     return forward
 
@@ -411,17 +410,17 @@ def patch(model):
                 continue
             _bind(patched, layer, _Layer(layer, step, rotary, first, *family))
             patched.layers += 1
-            first = False
+            first, offset = False, family[0]
         if first:
             continue
         step.group.refresh()  # here, so that nothing of it is made inside a recording
         _bind(patched, rotary, _rotary_forward(rotary))
         norm = getattr(parent, "norm", None)
         if norm is not None and type(norm).__name__.endswith("RMSNorm"):
-            _bind(patched, norm, _norm_forward(norm, family[0] if family else 0.0))
+            _bind(patched, norm, _forward(norm, lambda group: _Norm(norm, offset, group)))
     head = getattr(model, "lm_head", None)
     if patched.layers and head is not None and _plain(head):
-        _bind(patched, head, _linear_forward(head))
+        _bind(patched, head, _forward(head, lambda group: _Linears(group, head)))
     if patched.layers and hasattr(model, "set_attn_implementation"):
         patched.implementation = model.config._attn_implementation
         model.set_attn_implementation("superop")

@@ -205,6 +205,24 @@ def test_weights_of_attention_are_eagers():
         near(want.logits, got.logits)
 
 
+def test_other_types_and_autocast_go_the_old_way():
+    for device, model in everywhere([qwen2, gemma3]):
+        x = ids(2, 9, device)
+        model = model.double()
+        with torch.no_grad():
+            want = model(x).logits
+            superop.patch(model)
+            assert (model(x).logits - want).abs().max() < 1e-9
+            superop.unpatch(model)
+        model = model.float()
+        with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16):
+            want = model(x).logits
+            superop.patch(model)
+            got = model(x).logits
+            superop.unpatch(model)
+        assert want.dtype == got.dtype and (got - want).abs().max() < 0.1
+
+
 def test_continuous_batching_goes_through_the_attention():
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
