@@ -108,6 +108,10 @@ def _is_window(mask_function):
     return names == ["causal_mask_function", "sliding_window_overlay"]
 
 
+# Models whose layers tell attention their window: others have it in the mask alone.
+_WINDOWED = {"qwen2", "qwen3", "mistral", "gemma3", "gemma3_text"}
+
+
 def superop_mask(
     batch_size,
     q_length=None,
@@ -128,7 +132,8 @@ def superop_mask(
         position = kwargs.pop("cache_position")
         q_length, q_offset = position.shape[0], position[0]
     plain = mask_function is causal_mask_function and local_size is None
-    plain = plain or (local_size is not None and _is_window(mask_function))
+    if local_size is not None and _is_window(mask_function):
+        plain = getattr(kwargs.get("config"), "model_type", None) in _WINDOWED
     if plain and (allow_is_causal_skip or q_length == 1) and (attention_mask is None or not is_tracing(attention_mask)):
         present = q_offset + q_length - kv_offset
         if attention_mask is None or bool(attention_mask.all()):

@@ -195,7 +195,7 @@ def test_no_mask_is_built_where_none_is_needed():
 
     window = sliding_window_causal_mask_function(4)
     for fn, size in ((causal_mask_function, None), (window, 4)):
-        ask = dict(mask_function=fn, local_size=size, device="cpu")
+        ask = dict(mask_function=fn, local_size=size, device="cpu", config=mistral().config)
         assert superop_mask(2, 5, 9, 4, **ask) is None
         assert superop_mask(2, 5, 9, 4, attention_mask=torch.ones(2, 9, dtype=torch.bool), **ask) is None
         assert superop_mask(2, 5, 30, 4, **ask).flatten(1).tolist() == [[9, 9]]
@@ -206,6 +206,9 @@ def test_no_mask_is_built_where_none_is_needed():
         holes[1, 4] = False
         assert superop_mask(2, 5, 9, 4, attention_mask=holes, **ask).shape == (2, 1, 5, 9)
         assert superop_mask(2, 5, 9, 4, allow_is_causal_skip=False, **ask).shape == (2, 1, 5, 9)
+        if size:  # a model whose layers may say nothing of their window
+            ask.pop("config")
+            assert superop_mask(2, 5, 9, 4, **ask).shape == (2, 1, 5, 9)
 
 
 def test_the_expanded_mask_is_what_transformers_builds():
