@@ -43,7 +43,7 @@ only_its_own() {
     alone -c "
 import superop
 open_files = {l.split()[-1] for l in open('/proc/self/maps') if '.so' in l}
-ours = [f for f in open_files if 'superop' in f]
+ours = [f for f in open_files if 'superop' in f.rsplit('/', 1)[1]]
 assert ours and all('$tmp/site' in f for f in ours), ours
 assert not any('libsqlite3.so' in f for f in open_files), open_files"
 }

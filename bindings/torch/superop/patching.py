@@ -202,7 +202,7 @@ class _Layer:
                 return f"a hook on {name}"
         return None
 
-    def not_now(self, x, mask, kwargs):
+    def not_now(self, x, mask, cache, kwargs):
         """Why this call goes the old way, or None."""
         module = self.module()
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in module.parameters())):
@@ -219,8 +219,10 @@ class _Layer:
             return "autocast"
         if not _attention.takes_mask(mask):
             return f"a mask of {mask.dtype}"
-        for key, value in kwargs.items():  # a cache of continuous batching among them
-            if value is not None and key not in _KNOWN or (key == "is_causal" and value is False):
+        for key, value in kwargs.items():  # among them a cache of continuous batching
+            if value is None or value is cache:
+                continue
+            if key not in _KNOWN or (key == "is_causal" and value is False):
                 return f"a decoder layer with {key}"
         return None
 
@@ -292,35 +294,22 @@ class _Layer:
         layer.hold(had + n)
         return kp, vp, had + n
 
-    def __call__(
-        self,
-        hidden_states,
-        attention_mask=None,
-        position_ids=None,
-        past_key_values=None,
-        use_cache=False,
-        position_embeddings=None,
-        **kwargs,
-    ):
+    def __call__(self, hidden_states, attention_mask=None, position_ids=None, **kwargs):
         x, module = hidden_states, self.module()
-        why = self.not_now(x, attention_mask, kwargs)
+        # Transformers 5.24 calls it cache; continuous batching has one of its own kind.
+        cache = kwargs.get("past_key_values")
+        if cache is None and hasattr(kwargs.get("cache"), "layers"):
+            cache = kwargs["cache"]
+        why = self.not_now(x, attention_mask, cache, kwargs)
         if why is None and position_ids is None:
             why = "a decoder layer without position_ids"
         if why is not None:
             _attention._fallback(why)
-            return type(module).forward(
-                module,
-                hidden_states,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                position_embeddings=position_embeddings,
-                **kwargs,
-            )
+            old = type(module).forward
+            return old(module, hidden_states, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
         if self.first or self.step.source is not position_ids:
             self.step.begin(position_ids, x.shape[0], x.shape[1])
-        a = self.out(self.attend(self.before(x), attention_mask, past_key_values, kwargs))
+        a = self.out(self.attend(self.before(x), attention_mask, cache, kwargs))
         if self.sandwich:
             a = self.after[0](a)
         y, x = self.between.after(a, x)
