@@ -32,6 +32,7 @@ struct line {
 #define DOWN "n=3584 k=18944 w=bf16 x=bf16 y=bf16 "
 #define BF16 " q=bf16 kv=bf16 o=bf16 causal=1"
 #define SKINNY "linear", "linear_skinny_sm90", "linear_cuda"
+#define LONG "linear", "linear_stream_sm90", "linear_cuda"
 #define STREAM "linear", "linear_stream_quant_sm90", "linear_cuda"
 #define QUANT "linear", "linear_skinny_quant_sm80", "linear_cuda"
 #define WIDE "n=8192 k=28672 x=bf16 y=bf16 "
@@ -68,9 +69,13 @@ static const struct line lines[] = {
     {SKINNY, GATE_UP "m=1", 0},
     {SKINNY, GATE_UP "m=64", 0},
     {SKINNY, DOWN "m=1", 0},
+    {LONG, DOWN "m=1", 0},
     {SKINNY, DOWN "m=16", 0},
+    {LONG, DOWN "m=16", 0},
     {SKINNY, DOWN "m=32", 0},
+    {LONG, DOWN "m=32", 0},
     {SKINNY, DOWN "m=64", 0},
+    {LONG, DOWN "m=64", 0},
     {SKINNY, "n=896 n1=128 n2=128 k=896 w=bf16 w1=bf16 w2=bf16 m=1 bias=7", 0},
     {SKINNY, "n=896 k=4864 w=bf16 m=1", 0},
     {SKINNY, "n=151936 k=896 w=bf16 m=1", 0},
