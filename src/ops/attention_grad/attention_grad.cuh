@@ -15,6 +15,7 @@ struct sop_attention_grad_args {
     const float *lse;
     float *delta; /* [tokens, heads], scratch */
     void *dq, *dk, *dv;
+    int by_tiles; /* of attention_grad_tiles.cuh */
 };
 
 /* The last sequence that starts at or before i. */

@@ -23,7 +23,8 @@ static inline sop_attention_grad_args sop_attention_grad_args_of(const sop_call 
             (float *)call->scratch,
             a[SOP_ATTENTION_GRAD_DQ].data,
             a[SOP_ATTENTION_GRAD_DK].data,
-            a[SOP_ATTENTION_GRAD_DV].data};
+            a[SOP_ATTENTION_GRAD_DV].data,
+            0};
 }
 
 #endif

@@ -117,7 +117,7 @@ static __global__ __launch_bounds__(SOP_GRAD_THREADS) void sop_attention_grad_mm
     float2 of_row[2];
     if (!KEYS)
         for (int half = 0; half < 2; half++)
-            of_row[half] = w.stat(d, stats, blockIdx.x, w.r0 + warp * 16 + lane / 4 + 8 * half);
+            of_row[half] = w.stat(d, stats, w.own_head, w.r0 + warp * 16 + lane / 4 + 8 * half);
     if (w.steps > 0) {
         fetch(0);
         if (KEYS && tid < SIDE) of_columns[tid] = stat_of(0);

@@ -4,9 +4,9 @@
 template <int D, bool KEYS, bool CAP, typename G> struct by_wgmma {
     static constexpr auto kernel = sop_attention_grad_wgmma<D, KEYS, CAP, G>;
     enum {
-        threads = grad_wgmma<D>::threads,
-        rows = grad_wgmma<D>::rows,
-        shared = grad_wgmma<D>::bytes
+        threads = SOP_GRAD_THREADS,
+        rows = SOP_GRAD_SIDE,
+        shared = 6 * SOP_GRAD_SIDE * D * 2 + 2 * SOP_GRAD_SIDE * 8 + 1024
     };
 };
 

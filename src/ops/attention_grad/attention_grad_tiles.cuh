@@ -1,5 +1,4 @@
-/* What the rows by tensor cores share: tiles of 64 x 64. A block owns
- * 64 rows or 128, of keys for dk and dv or of
+/* What the rows by tensor cores share: tiles of 64 x 64. A block owns 64 rows, of keys for dk and dv or of
  * queries for dq, and passes along the columns of the other side:
  *
  *     rows are       S = X x^T     T = Y y^T     out
@@ -40,30 +39,34 @@ static __global__ __launch_bounds__(256) void sop_attention_grad_stats(
         stats[h * d.tokens + t] = make_float2(lse[t * d.heads + h] * 1.44269504f, sum);
 }
 
-/* What a block of a tile kernel does: of a head (x), a sequence (y), a tile (z), so that the tiles with most to
- * do go first. KEYS: rows are keys. */
+/* What a block of a tile kernel does: a tile of a head of a sequence. Those with most to do go first. KEYS: rows
+ * are keys. */
 template <bool KEYS, int ROWS> struct grad_work {
     int64_t q0, k0; /* the first of the sequence */
     int64_t ahead;  /* of query i's position */
     int64_t rows, cols, r0, lo;
-    int64_t g, group;
+    int64_t own_head, g, group;
     int tiles, steps; /* tiles of columns, and those of all heads */
 
     /* false: nothing. */
     __device__ __forceinline__ bool find(const sop_attention_grad_desc &d,
                                          const sop_attention_grad_args &a)
     {
-        const int s = blockIdx.y;
+        /* by tiles: a head after another; else a tile of all heads after another */
+        const int s = a.by_tiles ? blockIdx.z : blockIdx.y;
+        const int tile = a.by_tiles ? blockIdx.x : blockIdx.z;
+        const int tiles_most = a.by_tiles ? gridDim.x : gridDim.z;
+        own_head = a.by_tiles ? blockIdx.y : blockIdx.x;
         q0 = a.q_start[s];
         k0 = a.k_start[s];
         const int64_t length = a.q_start[s + 1] - q0, keys = a.k_start[s + 1] - k0;
         ahead = keys - length;
         rows = KEYS ? keys : length;
         cols = KEYS ? length : keys;
-        r0 = (int64_t)(KEYS ? blockIdx.z : gridDim.z - 1 - blockIdx.z) * ROWS;
+        r0 = (int64_t)(KEYS ? tile : tiles_most - 1 - tile) * ROWS;
         if (r0 >= rows) return false;
         group = d.heads / d.kv_heads;
-        g = KEYS ? blockIdx.x : blockIdx.x / group;
+        g = KEYS ? own_head : own_head / group;
         lo = 0;
         int64_t hi = cols;
         if (KEYS) {
@@ -80,7 +83,7 @@ template <bool KEYS, int ROWS> struct grad_work {
     }
     __device__ __forceinline__ int64_t head(int step) const
     {
-        return KEYS ? g * group + step / tiles : (int64_t)blockIdx.x;
+        return KEYS ? g * group + step / tiles : own_head;
     }
     __device__ __forceinline__ int64_t column(int step) const /* the first of a step */
     {
@@ -96,7 +99,7 @@ template <bool KEYS, int ROWS> struct grad_work {
             put(0, (T *)a.k + (k0 + r0) * d.k_stride + g * d.k_head, d.k_stride, rows - r0, d.k);
             put(1, (T *)a.v + (k0 + r0) * d.v_stride + g * d.v_head, d.v_stride, rows - r0, d.v);
         } else {
-            const int64_t h = blockIdx.x;
+            const int64_t h = own_head;
             put(0, (T *)a.q + (q0 + r0) * d.q_stride + h * d.q_head, d.q_stride, rows - r0, d.k);
             put(1, (T *)a.go + (q0 + r0) * d.do_stride + h * d.do_head, d.do_stride, rows - r0,
                 d.v);
@@ -130,18 +133,12 @@ template <bool KEYS, int ROWS> struct grad_work {
     {
         return KEYS ? c0 + ahead - r0 - r : r0 + r + ahead - c0;
     }
-    /* Whether all of a tile, 64 rows from r on, is there and seen; or none of it. */
+    /* Whether all of a tile, 64 rows from r on, is there and seen. */
     __device__ __forceinline__ bool whole(const sop_attention_grad_desc &d, int64_t c0, int r) const
     {
         const int64_t far = apart(c0, r);
         return c0 + SOP_GRAD_SIDE <= cols && (!d.causal || far >= SOP_GRAD_SIDE - 1) &&
                (d.window == 0 || far + SOP_GRAD_SIDE - 1 < d.window);
-    }
-    __device__ __forceinline__ bool none(const sop_attention_grad_desc &d, int64_t c0, int r) const
-    {
-        const int64_t far = apart(c0, r);
-        return (d.causal && far + SOP_GRAD_SIDE - 1 < 0) ||
-               (d.window > 0 && far - SOP_GRAD_SIDE + 1 >= d.window);
     }
     __device__ __forceinline__ bool seen(const sop_attention_grad_desc &d, int64_t c0, int row,
                                          int col) const
@@ -202,7 +199,7 @@ SOP_DEV void grad_store_all(const sop_attention_grad_desc &d, const sop_attentio
         grad_store<D>((G *)a.dv + key * d.dv_stride + w.g * d.dv_head, d.dv_stride, p_out, 1.0f, r,
                       left, d.v);
     } else {
-        grad_store<D>((G *)a.dq + (w.q0 + w.r0) * d.dq_stride + blockIdx.x * d.dq_head, d.dq_stride,
+        grad_store<D>((G *)a.dq + (w.q0 + w.r0) * d.dq_stride + w.own_head * d.dq_head, d.dq_stride,
                       e_out, d.scale, r, left, d.k);
     }
 }

@@ -62,9 +62,11 @@ static __global__ __launch_bounds__(512) void sop_norm_grad_wide(const norm_grad
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int64_t i = (int64_t)(k * across + at) * N;
+#pragma unroll
+        for (int e = 0; e < N; e++) w[k][e] = 1 - a.offset; /* also where there is no column */
         if (a.w && i < a.dim) wide_load(a.w + i, w[k]);
 #pragma unroll
-        for (int e = 0; e < N; e++) w[k][e] = a.w ? w[k][e] + a.offset : 1;
+        for (int e = 0; e < N; e++) w[k][e] += a.offset;
     }
     /* divisions of 64 bits would take longer than a row: token and head go on by steps */
     const int64_t step = (int64_t)gridDim.x * lanes, step_t = step / a.heads;
