@@ -348,7 +348,7 @@ static const struct {
     int32_t seqs;
     const char *row[SPANS];
 } spans[SPANS] = {
-    {"head64", 4, {"layers_decode_sm90", "layer_decode_sm90"}},
+    {"head64", 1, {"layers_decode_sm90", "layer_decode_sm90"}},
     {"head", 5, {"layer_decode_sm90", "layers_decode_sm90"}},
 };
 

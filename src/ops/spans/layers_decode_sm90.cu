@@ -32,7 +32,7 @@ extern "C" const char *sop_layers_decode_refuse(const void *desc)
     if (core->k != HEAD) return "heads are not of 64";
     if (core->sinks) return "sinks are not taken by the layers' kernel";
     if (d % (4 * LAYERS_CLUSTER)) return "the residual is no multiple of 64";
-    if (tokens > LAYERS_TOKENS) return "over 4 tokens";
+    if (tokens > 1) return "over one token, where the layer's own kernel is as fast";
     if (d > (tokens > 2 ? layers_normer<4>::KEPT * layers_normer<4>::STEP
                         : layers_normer<1>::KEPT * layers_normer<1>::STEP))
         return "the residual is too wide for so many tokens";
