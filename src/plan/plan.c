@@ -475,6 +475,14 @@ sop_status sop_planner_explain(sop_planner *p, const sop_op *op, const void *des
     return status;
 }
 
+/* How many the first ops of [n] are when they are those of the list; 0 when they are not. */
+static int32_t names(const char *const *span, const sop_op *const *ops, int32_t n)
+{
+    int32_t m = 0;
+    while (span[m] && m < n && strcmp(span[m], ops[m]->name) == 0) m++;
+    return span[m] ? 0 : m;
+}
+
 bool sop_planner_span(sop_planner *p, const sop_op *const *ops, const void *const *descs, int32_t n,
                       uint32_t bound, size_t budget, sop_skip_fn *skip, void *ctx, sop_choice *out,
                       int32_t *covered)
@@ -484,16 +492,19 @@ bool sop_planner_span(sop_planner *p, const sop_op *const *ops, const void *cons
     for (int32_t i = 0; !found; i++) { /* the added ones, newest first, then the library's */
         const sop_row *row =
             i < p->n_added ? p->added[p->n_added - 1 - i].row : &sop_spans[i - p->n_added];
-        int32_t m = 0;
         if (!row->name) break;
-        if (!row->span) continue;
-        while (row->span[m] && m < n && strcmp(row->span[m], ops[m]->name) == 0) m++;
-        if (row->span[m]) continue;
+        const int32_t m = row->span ? names(row->span, ops, n) : 0;
+        if (m == 0) continue;
         const char *why = refusal(p, NULL, row, descs, bound, budget, out);
         if (why && skip) skip(ctx, row, why);
-        if (!why) {
-            *covered = m;
-            found = true;
+        if (why) continue;
+        found = true;
+        *covered = m;
+        while ((row->traits & SOP_ROW_REPEATS) && names(row->span, ops + *covered, n - *covered)) {
+            sop_choice more = {0};
+            if (refusal(p, NULL, row, descs + *covered, bound, budget, &more)) break;
+            if (memcmp(&more.split, &out->split, sizeof more.split) != 0) break;
+            *covered += m;
         }
     }
     (void)pthread_mutex_unlock(&p->lock);

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/test.h"
 #include "core/cpu.h"
+#include "ops/spans/spans.h"
 #include "plan/planner.h"
 
 static sop_device *device;
@@ -296,6 +297,83 @@ static void choosing_costs_microseconds_at_most(void)
     sop_planner_destroy(p);
 }
 
+/* A span over norms and products, of a split that follows the norm's width. */
+static const char *const norm_linear[] = {"rmsnorm", "linear", NULL};
+
+static const char *refuses_wide(const void *desc)
+{
+    const sop_rmsnorm_desc *norm = ((const void *const *)desc)[0];
+    return norm->dim > 64 ? "over 64 wide" : NULL;
+}
+
+static sop_status split_by_width(const void *desc, const int32_t *params, const sop_facts *facts,
+                                 size_t budget, sop_split *split)
+{
+    const sop_rmsnorm_desc *norm = ((const void *const *)desc)[0];
+    (void)params, (void)facts, (void)budget;
+    *split = (sop_split){.word = {norm->dim}};
+    return SOP_OK;
+}
+
+static sop_status never_run(const sop_call *call)
+{
+    (void)call;
+    return SOP_E_UNSUPPORTED;
+}
+
+static void a_span_that_repeats_covers_what_has_one_split(void)
+{
+    static const sop_row once = {sizeof(sop_row),
+                                 SOP_DEVICE_CPU,
+                                 "norm_linear_once",
+                                 "c",
+                                 0,
+                                 0,
+                                 .span = norm_linear,
+                                 .refuse = refuses_wide,
+                                 .plan = split_by_width,
+                                 .run = never_run};
+    static const sop_row again = {sizeof(sop_row),
+                                  SOP_DEVICE_CPU,
+                                  "norm_linear_again",
+                                  "c",
+                                  0,
+                                  SOP_ROW_REPEATS,
+                                  .span = norm_linear,
+                                  .refuse = refuses_wide,
+                                  .plan = split_by_width,
+                                  .run = never_run};
+    enum { N = 7 };
+    sop_planner *p = fresh("");
+    sop_rmsnorm_desc norm[N];
+    const sop_op *ops[N];
+    const void *descs[N];
+    sop_choice c;
+    int32_t covered = 0;
+    for (int32_t i = 0; i < N; i++) {
+        norm[i] = desc_of(64);
+        ops[i] = sop_op_find(norm_linear[i % 2]);
+        descs[i] = &norm[i];
+    }
+    CHECK(sop_planner_add(p, NULL, &once) == SOP_OK);
+    CHECK(sop_planner_span(p, ops, descs, N, 0, SIZE_MAX, NULL, NULL, &c, &covered));
+    CHECK(c.row == &once && covered == 2);
+    CHECK(sop_planner_add(p, NULL, &again) == SOP_OK);
+    CHECK(sop_planner_span(p, ops, descs, N, 0, SIZE_MAX, NULL, NULL, &c, &covered));
+    CHECK(c.row == &again && covered == 6); /* the last list is cut short */
+    norm[4].dim = 32;                       /* another split */
+    CHECK(sop_planner_span(p, ops, descs, N, 0, SIZE_MAX, NULL, NULL, &c, &covered));
+    CHECK(covered == 4 && c.split.word[0] == 64);
+    norm[2].dim = 128; /* refused */
+    CHECK(sop_planner_span(p, ops, descs, N, 0, SIZE_MAX, NULL, NULL, &c, &covered));
+    CHECK(covered == 2);
+    ops[3] = ops[0]; /* another op */
+    norm[2].dim = 64;
+    CHECK(sop_planner_span(p, ops, descs, N, 0, SIZE_MAX, NULL, NULL, &c, &covered));
+    CHECK(covered == 2);
+    sop_planner_destroy(p);
+}
+
 int main(void)
 {
     CHECK(sop_device_cpu(1, &device) == SOP_OK);
@@ -309,6 +387,7 @@ int main(void)
     RUN(a_row_that_prepares_is_refused_until_it_was_prepared);
     RUN(another_route_is_explained_though_it_stands_behind);
     RUN(a_library_brings_its_rows_and_takes_them_along);
+    RUN(a_span_that_repeats_covers_what_has_one_split);
     RUN(choosing_costs_microseconds_at_most);
     sop_device_destroy(device);
     return test_report();

@@ -124,15 +124,13 @@ static void say(sop_super *s, const sop_steps *steps, const struct said *k, int3
     }
     if (node->n_modules > 1) return;
     /* why spans that start here were passed over, then why rows were */
-    const sop_op *ops[32];
-    int32_t reach = 0, covered;
+    int32_t covered;
     struct skips skips = {fn, ctx, m};
     sop_choice choice;
     const uint32_t bound = sop_steps_bound(s, m);
-    for (int32_t i = node->module; i < p->n_modules && reach < 32; i++)
-        ops[reach++] = p->modules[i].op;
-    (void)sop_planner_span(s->planner, ops, &steps->desc_of[node->module], reach, bound,
-                           s->scratch_bytes, say_skip, &skips, &choice, &covered);
+    (void)sop_planner_span(s->planner, &steps->op_of[node->module], &steps->desc_of[node->module],
+                           p->n_modules - node->module, bound, s->scratch_bytes, say_skip, &skips,
+                           &choice, &covered);
     (void)!sop_planner_explain(s->planner, m->op, &steps->descs[node->module],
                                bound | SOP_CHOOSE_PREPARE, s->scratch_bytes, say_skip, &skips,
                                &choice);

@@ -43,6 +43,7 @@ typedef struct sop_steps {
     sop_operand *args;    /* of all nodes, one after another */
     sop_any_desc *descs;  /* [n_modules] */
     const void **desc_of; /* [n_modules]: &descs[i], for spans */
+    const sop_op **op_of; /* [n_modules] */
     sop_graph *graph;     /* recorded, or NULL */
     /* The step, and behind it its inputs become those of the next; row NULL until it is asked for. */
     struct {

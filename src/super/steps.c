@@ -94,6 +94,7 @@ void sop_steps_destroy(sop_super *s, sop_steps *steps)
     free(steps->args);
     free(steps->descs);
     free(steps->desc_of);
+    free(steps->op_of);
     free(steps);
 }
 
@@ -129,16 +130,13 @@ static sop_operand bind(const sop_super *s, const sop_module *m, int32_t role, c
 }
 
 /* A span may cover a module whose row would be asked for something the others are not. */
-static int32_t span_reach(const sop_super *s, int32_t from, const sop_op **ops)
+static int32_t span_end(const sop_super *s, int32_t from)
 {
     const sop_program *p = s->program;
-    int32_t n = 0;
     const uint32_t bound = sop_steps_bound(s, &p->modules[from]);
-    for (int32_t i = from; i < p->n_modules && n < 32; i++) {
-        if (sop_steps_bound(s, &p->modules[i]) != bound) break;
-        ops[n++] = p->modules[i].op;
-    }
-    return n;
+    int32_t i = from;
+    while (i < p->n_modules && sop_steps_bound(s, &p->modules[i]) == bound) i++;
+    return i;
 }
 
 sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, sop_steps **out)
@@ -155,17 +153,18 @@ sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, 
     steps->args = calloc(n * SOP_MAX_ARGS + 1, sizeof *steps->args);
     steps->descs = calloc(n + 1, sizeof *steps->descs);
     steps->desc_of = calloc(n + 1, sizeof *steps->desc_of);
-    if (!steps->nodes || !steps->args || !steps->descs || !steps->desc_of)
+    steps->op_of = calloc(n + 1, sizeof *steps->op_of);
+    if (!steps->nodes || !steps->args || !steps->descs || !steps->desc_of || !steps->op_of)
         status = sop_fail(SOP_E_NOMEM, "super: a step plan of %zu modules", n);
     for (size_t i = 0; i < n && status == SOP_OK; i++) {
         steps->desc_of[i] = &steps->descs[i];
+        steps->op_of[i] = p->modules[i].op;
         sop_steps_desc(s, &p->modules[i], c, &steps->descs[i]);
     }
-    int32_t n_args = 0;
+    int32_t n_args = 0, end = 0;
     for (int32_t i = 0; i < p->n_modules && status == SOP_OK;) {
         const sop_module *m = &p->modules[i];
         sop_node *node = &steps->nodes[steps->n_nodes];
-        const sop_op *ops[32];
         sop_choice choice;
         int32_t covered = 1;
         if (sop_extent_of(c, m->extent) == 0) { /* no output is wanted */
@@ -173,9 +172,9 @@ sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, 
             continue;
         }
         const uint32_t bound = sop_steps_bound(s, m);
-        const int32_t reach = span_reach(s, i, ops);
-        const bool span = sop_planner_span(s->planner, ops, &steps->desc_of[i], reach, bound,
-                                           budget, NULL, NULL, &choice, &covered);
+        if (i >= end) end = span_end(s, i);
+        const bool span = sop_planner_span(s->planner, &steps->op_of[i], &steps->desc_of[i],
+                                           end - i, bound, budget, NULL, NULL, &choice, &covered);
         if (!span)
             status =
                 sop_planner_choose(s->planner, m->op, &steps->descs[i], bound, budget, &choice);

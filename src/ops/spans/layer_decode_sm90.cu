@@ -1,25 +1,11 @@
 extern "C" {
 #include "base/status.h"
 #include "ops/attention/attention.h"
+#include "ops/spans/layer_modules.h"
 #include "ops/spans/spans.h"
 }
 #include "ops/attention/decode_cuda.cuh"
 #include "ops/spans/layer_decode.cuh"
-
-/* The modules of the span, and where the operands of each begin. */
-enum { NORM1, QKV, ROPE, APPEND, CORE, OUTPUT, NORM2, GATE_UP, GATED, DOWN, MODULES };
-enum {
-    AT_NORM1 = 0,
-    AT_QKV = AT_NORM1 + SOP_RMSNORM_ROLES,
-    AT_ROPE = AT_QKV + SOP_LINEAR_ROLES,
-    AT_APPEND = AT_ROPE + SOP_ROPE_ROLES,
-    AT_CORE = AT_APPEND + SOP_KV_APPEND_ROLES,
-    AT_OUTPUT = AT_CORE + SOP_ATTENTION_ROLES,
-    AT_NORM2 = AT_OUTPUT + SOP_LINEAR_ROLES,
-    AT_GATE_UP = AT_NORM2 + SOP_RMSNORM_ROLES,
-    AT_GATED = AT_GATE_UP + SOP_LINEAR_ROLES,
-    AT_DOWN = AT_GATED + SOP_GATED_ROLES
-};
 
 static const char *refuse_linear(const sop_linear_desc *d, int32_t type)
 {
@@ -119,11 +105,8 @@ static layer_weight weight_of(const sop_call *call, int module, int at)
     return w;
 }
 
-/* Whether each module reads what the one before it wrote. */
-static bool is_chained(const sop_call *call)
+extern "C" bool sop_layer_is_chained(const void *const *of, const sop_operand *a)
 {
-    const sop_operand *a = call->args;
-    const void *const *of = (const void *const *)call->desc;
     const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
     const char *qkv = (const char *)a[AT_QKV + SOP_LINEAR_Y].data;
     const char *k = qkv + 2 * core->heads * core->k, *v = k + 2 * core->kv_heads * core->k;
@@ -155,7 +138,7 @@ extern "C" sop_status sop_layer_decode_sm90(const sop_call *call)
     const sop_gated_desc *gated = (const sop_gated_desc *)of[GATED];
     const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
     if (qkv->tokens == 0) return SOP_OK;
-    if (!is_chained(call))
+    if (!sop_layer_is_chained(of, a))
         return sop_fail(SOP_E_UNSUPPORTED, "layer_decode_sm90: the modules do not read each other");
     static const int wide[] = {
         AT_NORM1 + SOP_RMSNORM_X,       AT_NORM1 + SOP_RMSNORM_W,       AT_QKV + SOP_LINEAR_W0,

@@ -7,6 +7,16 @@
 /* The library's own, best first; the last one has no name. */
 extern const sop_row sop_spans[];
 
+/* A trait beside those of sop/variant.h: the list of a span may come several times, all of one split. Its
+ * desc and args then hold one list after another; args tell how many. */
+enum { SOP_ROW_REPEATS = 1u << 16 };
+
+/* Decoder layers of few tokens, several in one launch: layers_decode_sm90.cu */
+const char *sop_layers_decode_refuse(const void *desc);
+sop_status sop_layers_decode_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                  size_t budget, sop_split *split);
+sop_status sop_layers_decode_sm90(const sop_call *call);
+
 /* A decoder layer of few tokens: layer_decode_sm90.cu */
 const char *sop_layer_decode_refuse(const void *desc);
 sop_status sop_layer_decode_plan(const void *desc, const int32_t *params, const sop_facts *facts,

@@ -1,0 +1,276 @@
+#include <string.h>
+
+extern "C" {
+#include "base/status.h"
+#include "ops/attention/attention.h"
+#include "ops/spans/layer_modules.h"
+#include "ops/spans/spans.h"
+}
+#include "ops/attention/decode_cuda.cuh"
+#include "ops/spans/layers_decode.cuh"
+
+enum { HEAD = 64 };
+enum {
+    CLUSTERS = 2,
+    RING,
+    RING_HEADS,
+    KV_RING,
+    KNOWN
+}; /* words of the split, after those of attention */
+
+/* Keys of all tokens of a step together, from where on more multiprocessors than those of the heads'
+ * clusters should read them. */
+enum { MOST_KEYS = 64 * 1024 };
+
+extern "C" const char *sop_layers_decode_refuse(const void *desc)
+{
+    const void *const *of = (const void *const *)desc;
+    const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
+    const int64_t d = ((const sop_rmsnorm_desc *)of[NORM1])->dim, tokens = core->tokens;
+    const char *why = sop_layer_decode_refuse(desc);
+    if (why) return why;
+    if (core->k != HEAD) return "heads are not of 64";
+    if (core->sinks) return "sinks are not taken by the layers' kernel";
+    if (d % (4 * LAYERS_CLUSTER)) return "the residual is no multiple of 64";
+    if (tokens > 1) return "over one token, where the layer's own kernel is as fast";
+    if (d > (tokens > 2 ? layers_normer<4>::KEPT * layers_normer<4>::STEP
+                        : layers_normer<1>::KEPT * layers_normer<1>::STEP))
+        return "the residual is too wide for so many tokens";
+    if (tokens * core->table_stride * core->page > MOST_KEYS)
+        return "sequences may be longer than the clusters of their heads should read";
+    return NULL;
+}
+
+typedef void kernel(layers_args);
+typedef layers_known<896, 7, 4864, 5> qwen2_half_b;
+
+template <typename T> static kernel *kernel_of(int64_t tokens, bool known)
+{
+    if (known) return sop_layers_decode_sm90<T, HEAD, 1, qwen2_half_b>;
+    return tokens <= 1   ? sop_layers_decode_sm90<T, HEAD, 1, layers_any>
+           : tokens <= 2 ? sop_layers_decode_sm90<T, HEAD, 2, layers_any>
+                         : sop_layers_decode_sm90<T, HEAD, 4, layers_any>;
+}
+
+static kernel *kernel_of(int32_t type, int64_t tokens, bool known)
+{
+    return type == SOP_F16 ? kernel_of<__half>(tokens, known)
+                           : kernel_of<__nv_bfloat16>(tokens, known);
+}
+
+/* How many clusters run at once; all must, as they wait for each other. */
+static int clusters_of(void)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attr = {};
+    attr.id = cudaLaunchAttributeClusterDimension;
+    attr.val.clusterDim.x = LAYERS_CLUSTER;
+    attr.val.clusterDim.y = attr.val.clusterDim.z = 1;
+    config.gridDim = LAYERS_CLUSTER;
+    config.blockDim = LAYERS_ALL;
+    config.dynamicSmemBytes = LAYERS_SHARED;
+    config.attrs = &attr;
+    config.numAttrs = 1;
+    int least = 0;
+    for (int32_t type : {SOP_F16, SOP_BF16})
+        for (int i = 0; i < 4; i++) {
+            kernel *k = kernel_of(type, i < 3 ? 1 << i : 1, i == 3);
+            int n = 0;
+            if (cudaFuncSetAttribute(k, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ||
+                cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     LAYERS_SHARED) ||
+                cudaOccupancyMaxActiveClusters(&n, k, &config)) {
+                (void)cudaGetLastError();
+                return 0;
+            }
+            if (!least || n < least) least = n;
+        }
+    return least;
+}
+
+template <int TOKENS>
+static int bytes(bool heads, int ring, int kv_ring, int d, int group, int slice)
+{
+    return heads ? layers_map_of<HEAD, TOKENS, true>(LAYERS_MOST, ring, kv_ring, d, group, 0).bytes
+                 : layers_map_of<HEAD, TOKENS, false>(LAYERS_MOST, ring, 0, d, group, slice).bytes;
+}
+
+static int per(int64_t n, int64_t each)
+{
+    return (int)((n + each - 1) / each);
+}
+
+/* Slots of the ring for rows of k, `each` of them a tile. */
+static int slots(int64_t rows, int each, int64_t k)
+{
+    return per(rows, each) * per(k, LAYERS_PIECE);
+}
+
+extern "C" sop_status sop_layers_decode_plan(const void *desc, const int32_t *params,
+                                             const sop_facts *facts, size_t budget,
+                                             sop_split *split)
+{
+    const void *const *of = (const void *const *)desc;
+    const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
+    const int d = (int)((const sop_rmsnorm_desc *)of[NORM1])->dim, tokens = (int)core->tokens;
+    const int channels = (int)((const sop_gated_desc *)of[GATED])->dim;
+    const int group = (int)(core->heads / core->kv_heads), heads = (int)core->kv_heads;
+    static int at_once; /* the same whoever asks, and for every kernel */
+    int *clusters = &at_once;
+    SOP_TRY(sop_attention_decode_plan(core, params, facts, budget, split));
+    split->scratch_bytes = 0;
+    if (!*clusters) *clusters = clusters_of();
+    const int others = *clusters - heads;
+    if (others < 1)
+        return sop_fail(SOP_E_UNSUPPORTED, "%d clusters of %d run at once, there are %d KV heads",
+                        *clusters, LAYERS_CLUSTER, heads);
+    if (channels / 32 < others)
+        return sop_fail(SOP_E_UNSUPPORTED, "%d channels are too few for %d clusters", channels,
+                        others);
+    const int slice = per(channels / 32, others) * 32, rows = (group + 2) * HEAD / LAYERS_CLUSTER;
+    const int gate = slots(slice / LAYERS_CLUSTER, 8, d),
+              down = slots(d / LAYERS_CLUSTER, 16, slice);
+    const int qkv = slots(rows, 16, d), output = slots(d / LAYERS_CLUSTER, 16, group * HEAD);
+    const auto size = tokens <= 1 ? bytes<1> : tokens <= 2 ? bytes<2> : bytes<4>;
+    const int least = LAYERS_WINDOW + 1, own = qkv + output;
+    int ring[2] = {LAYERS_SLOTS, own < least ? least : own < LAYERS_SLOTS ? own : LAYERS_SLOTS};
+    int kv_ring = LAYERS_KV_SLOTS;
+    while (ring[0] > least && size(false, ring[0], 0, d, group, slice) > LAYERS_SHARED) ring[0]--;
+    while (ring[1] > least && size(true, ring[1], 4, d, group, 0) > LAYERS_SHARED) ring[1]--;
+    while (kv_ring > 4 && size(true, ring[1], kv_ring, d, group, 0) > LAYERS_SHARED) kv_ring--;
+    /* where most of a layer is not there before it is needed, all CTAs do better on every product */
+    if (gate > LAYERS_PARTS || down > LAYERS_PARTS || gate + down > 2 * ring[0] ||
+        3 * own > 4 * ring[1] || rows > 128 ||
+        size(false, ring[0], 0, d, group, slice) > LAYERS_SHARED ||
+        size(true, ring[1], kv_ring, d, group, 0) > LAYERS_SHARED)
+        return sop_fail(SOP_E_UNSUPPORTED,
+                        "a layer is too large for the shared memory of clusters");
+    if ((size_t)*clusters * tokens * d * 8 > SOP_CUDA_COUNTERS * sizeof(int))
+        return sop_fail(SOP_E_UNSUPPORTED, "%d partial sums of %d tokens are too many", *clusters,
+                        tokens);
+    split->word[CLUSTERS] = *clusters;
+    split->word[RING] = ring[0];
+    split->word[RING_HEADS] = ring[1];
+    split->word[KV_RING] = kv_ring;
+    split->word[KNOWN] = tokens <= 1 && d == 896 && group == 7 && channels == 4864 && others == 5;
+    return SOP_OK;
+}
+
+/* Whether a layer differs from the one before it in its weights and its cache alone, and reads what that
+ * wrote. */
+static bool follows(const void *const *of, const sop_operand *a)
+{
+    static const size_t bytes[MODULES] = {0,
+                                          sizeof(sop_linear_desc),
+                                          sizeof(sop_rope_desc),
+                                          sizeof(sop_kv_append_desc),
+                                          sizeof(sop_attention_desc),
+                                          sizeof(sop_linear_desc),
+                                          sizeof(sop_rmsnorm_desc),
+                                          sizeof(sop_linear_desc),
+                                          sizeof(sop_gated_desc),
+                                          sizeof(sop_linear_desc)};
+    static const int same[] = {AT_QKV + SOP_LINEAR_LIVE,       AT_ROPE + SOP_ROPE_POS,
+                               AT_ROPE + SOP_ROPE_FREQS,       AT_APPEND + SOP_KV_APPEND_SLOTS,
+                               AT_CORE + SOP_ATTENTION_TABLE,  AT_CORE + SOP_ATTENTION_Q_START,
+                               AT_CORE + SOP_ATTENTION_KV_LEN, AT_CORE + SOP_ATTENTION_LIVE,
+                               AT_NORM2 + SOP_RMSNORM_R,       AT_DOWN + SOP_LINEAR_Y};
+    const void *const *before = of - MODULES;
+    const sop_operand *b = a - LAYER_ARGS;
+    const sop_rmsnorm_desc *norm = (const sop_rmsnorm_desc *)of[NORM1];
+    const sop_rmsnorm_desc *last = (const sop_rmsnorm_desc *)before[NORM1];
+    for (int i = 1; i < MODULES; i++)
+        if (memcmp(of[i], before[i], bytes[i]) != 0) return false;
+    for (int i : same)
+        if (a[i].data != b[i].data) return false;
+    return norm->dim == last->dim && norm->eps == last->eps && norm->offset == last->offset &&
+           a[AT_NORM1 + SOP_RMSNORM_X].data == b[AT_DOWN + SOP_LINEAR_Y].data &&
+           a[AT_NORM1 + SOP_RMSNORM_R].data == b[AT_NORM2 + SOP_RMSNORM_R_OUT].data;
+}
+
+/* The weights and the cache of one layer more. */
+static sop_status add(layers_args *p, const void *const *of, const sop_operand *a)
+{
+    static const int at[7][2] = {
+        {QKV, AT_QKV},         {QKV, AT_QKV + 1},         {QKV, AT_QKV + 2}, {OUTPUT, AT_OUTPUT},
+        {GATE_UP, AT_GATE_UP}, {GATE_UP, AT_GATE_UP + 1}, {DOWN, AT_DOWN}};
+    static const int norms[2] = {AT_NORM1, AT_NORM2};
+    if (!sop_layer_is_chained(of, a))
+        return sop_fail(SOP_E_UNSUPPORTED,
+                        "layers_decode_sm90: the modules do not read each other");
+    layers_own *own = &p->own[p->layers++];
+    const void *wide[11];
+    for (int i = 0; i < 7; i++) {
+        const sop_linear_desc *d = (const sop_linear_desc *)of[at[i][0]];
+        const int j = at[i][1] - at[i == 1 || i == 2 ? 0 : i == 5 ? 4 : i][1];
+        own->w[i] = wide[i] = a[at[i][1] + SOP_LINEAR_W0].data;
+        if (d->bias >> j & 1) own->bias[i] = (const float *)a[at[i][1] + SOP_LINEAR_B0].data;
+    }
+    for (int i = 0; i < 2; i++)
+        wide[7 + i] = own->norm[i] = (const float *)a[norms[i] + SOP_RMSNORM_W].data;
+    wide[9] = own->k_pool = a[AT_CORE + SOP_ATTENTION_K_POOL].data;
+    wide[10] = own->v_pool = a[AT_CORE + SOP_ATTENTION_V_POOL].data;
+    for (int i = 0; i < 11; i++)
+        if (!sop_aligned16(wide[i]))
+            return sop_fail(
+                SOP_E_UNSUPPORTED,
+                "layers_decode_sm90: a weight or a cache lies at no multiple of 16 bytes");
+    return SOP_OK;
+}
+
+static sop_status launch(const sop_call *call, const void *const *of, const sop_operand *a,
+                         layers_args *p)
+{
+    const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
+    const int norms[2] = {NORM1, NORM2};
+    const int64_t *word = call->split->word;
+    sop_call inner = *call; /* the attention core's part of it */
+    inner.desc = core;
+    inner.args = a + AT_CORE;
+    p->attention = sop_decode_args_of(&inner);
+    p->live_tokens = (const int32_t *)a[AT_QKV + SOP_LINEAR_LIVE].data;
+    p->pos = (const int32_t *)a[AT_ROPE + SOP_ROPE_POS].data;
+    p->slots = (const int32_t *)a[AT_APPEND + SOP_KV_APPEND_SLOTS].data;
+    p->freqs = (const float *)a[AT_ROPE + SOP_ROPE_FREQS].data;
+    p->mscale = ((const sop_rope_desc *)of[ROPE])->mscale;
+    p->x = (float *)a[AT_NORM2 + SOP_RMSNORM_R].data;
+    p->x_stride = ((const sop_rmsnorm_desc *)of[NORM2])->r_stride;
+    p->first = a[AT_NORM1 + SOP_RMSNORM_R].data ? a[AT_NORM1 + SOP_RMSNORM_X].data : NULL;
+    p->first_stride = ((const sop_rmsnorm_desc *)of[NORM1])->x_stride;
+    p->y = a[AT_DOWN + SOP_LINEAR_Y].data;
+    p->y_stride = ((const sop_linear_desc *)of[DOWN])->y_stride;
+    p->pages = core->pages;
+    p->mail = (unsigned long long *)sop_cuda_counters(call);
+    for (int i = 0; i < 2; i++) {
+        p->eps[i] = ((const sop_rmsnorm_desc *)of[norms[i]])->eps;
+        p->offset[i] = ((const sop_rmsnorm_desc *)of[norms[i]])->offset;
+    }
+    p->tokens = (int)core->tokens;
+    p->d = (int)((const sop_rmsnorm_desc *)of[NORM1])->dim;
+    p->channels = (int)((const sop_gated_desc *)of[GATED])->dim;
+    p->kv_heads = (int)core->kv_heads;
+    p->act = ((const sop_gated_desc *)of[GATED])->act;
+    p->ring[0] = (int)word[RING];
+    p->ring[1] = (int)word[RING_HEADS];
+    p->kv_ring = (int)word[KV_RING];
+    p->window = LAYERS_WINDOW;
+    const unsigned grid = (unsigned)word[CLUSTERS] * LAYERS_CLUSTER;
+    return sop_launch_cluster(kernel_of(core->kv_dtype, core->tokens, word[KNOWN]), grid,
+                              LAYERS_ALL, LAYERS_SHARED, LAYERS_CLUSTER, call, *p);
+}
+
+extern "C" sop_status sop_layers_decode_sm90(const sop_call *call)
+{
+    const void *const *of = (const void *const *)call->desc;
+    const int layers = (int)call->n_args / LAYER_ARGS;
+    if (((const sop_linear_desc *)of[QKV])->tokens == 0) return SOP_OK;
+    for (int l = 0; l < layers;) {
+        layers_args p = {};
+        const int first = l;
+        do SOP_TRY(add(&p, of + l * MODULES, call->args + l * LAYER_ARGS));
+        while (++l < layers && p.layers < LAYERS_MOST &&
+               follows(of + l * MODULES, call->args + l * LAYER_ARGS));
+        SOP_TRY(launch(call, of + first * MODULES, call->args + first * LAYER_ARGS, &p));
+    }
+    return SOP_OK;
+}
