@@ -17,10 +17,7 @@ template <int32_t FORMAT, typename X, typename F>
 static sop_status with_columns(const sop_linear_desc *d, F what)
 {
     if (d->tokens <= 8) return what(typename shape_of<FORMAT, X, 8>::type());
-    if (d->tokens <= 16) return what(typename shape_of<FORMAT, X, 16>::type());
-    if constexpr (sizeof(X) == 2 && FORMAT != SOP_I8_128)
-        if (d->tokens > 32) return what(typename shape_of<FORMAT, X, 64>::type());
-    return what(typename shape_of<FORMAT, X, 32>::type());
+    return what(typename shape_of<FORMAT, X, 16>::type());
 }
 template <int32_t FORMAT, typename F> static sop_status with_x(const sop_linear_desc *d, F what)
 {
@@ -53,8 +50,7 @@ extern "C" const char *sop_linear_stream_quant_sm90_refuse(const void *desc)
         if (!(d->layouts[j] & SOP_LAYOUT_PLAIN)) return "a weight does not lie plain";
         if (d->w_stride[j] % 4) return "rows of a weight are no multiple of 16 bytes apart";
     }
-    if (d->tokens > 32 && (d->x_dtype == SOP_F32 || w == SOP_I8_128))
-        return "too many tokens for f32 or i8_128";
+    if (d->tokens > 16) return "too many tokens";
     if (d->x_stride * (int64_t)sop_dtype_bytes(d->x_dtype) % 16)
         return "rows of x are no multiple of 16 bytes apart";
     return sop_stream_refuse(d);
