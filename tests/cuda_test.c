@@ -594,7 +594,7 @@ static void invariant_numerics_give_the_same_bits_in_any_batch(void)
         const sop_limits limits = {
             .ctx = 512, .max_seqs = MOST_SEQS, .max_tokens = 1024, .max_outs = MOST_SEQS};
         struct opened o;
-        CHECK(open_path(&o, card, shapes[i], NULL, &config, &limits));
+        CHECK(open_path(&o, card, shapes[i], NULL, 0, &config, &limits));
         if (!o.super) continue;
         const size_t row = (size_t)o.vocab;
         float *alone = calloc((STEPS + 1) * row, sizeof *alone);
@@ -699,7 +699,7 @@ static void steps_ahead_say_what_steps_one_by_one_say(void)
         sop_super_counts before, after;
         int32_t said[2][STEPS + 1][SEQS];
         CHECK(i < n ? open_model(&o, card, models[i], NULL, &limits)
-                    : open_path(&o, card, i == n ? HEAD64 : HEAD128, NULL, NULL, &limits));
+                    : open_path(&o, card, i == n ? HEAD64 : HEAD128, NULL, 0, NULL, &limits));
         if (!o.super) continue;
         for (int ahead = 0; ahead < 2; ahead++) {
             int32_t seq[SEQS];
