@@ -48,7 +48,7 @@ struct line {
 #define EXPERTS "experts", "experts_gemm_sm90"
 #define QWEN_MOE "experts=60 n=1408 k=2048 x=bf16 w=bf16 y=bf16 "
 #define MIXTRAL "experts=8 n=14336 k=4096 x=bf16 w=bf16 y=bf16 "
-#define SAMPLE "sample", "sample_split_sm80", "sample_cuda"
+#define SAMPLE "sample", "sample_cluster_sm90", "sample_cuda"
 
 static const struct line lines[] = {
     {SKINNY, QKV "m=1", 0},
