@@ -126,6 +126,7 @@ static const char *const cases[] = {
     "rows=10 vocab=8193 x=bf16",
     "rows=24 vocab=20011 logits_stride=20016",
     "rows=1 vocab=151936", /* qwen2.5 */
+    "rows=4 vocab=151936",
     "rows=1 vocab=262145", /* beyond sample_split_sm80's list of tiles */
     NULL,
 };

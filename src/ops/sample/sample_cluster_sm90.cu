@@ -7,6 +7,7 @@ extern "C" {
 extern "C" const char *sop_sample_cluster_refuse(const void *desc)
 {
     const sop_sample_desc *d = (const sop_sample_desc *)desc;
+    if (d->rows < 4) return "under 4 rows"; /* filters want more than eight multiprocessors a row */
     if (d->vocab > CLUSTER_MOST_VOCAB) return "over 262144 tokens to choose from";
     if (d->rows > INT32_MAX / CLUSTER) return "too many rows";
     return NULL;
