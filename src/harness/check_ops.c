@@ -11,7 +11,7 @@
 
 static int passed, failed, skipped;
 static int32_t kind = SOP_DEVICE_CPU; /* whose rows */
-static double most_flops; /* of a small case; 0: all cases */
+static double most_flops;             /* of a small case; 0: all cases */
 
 static int is_small(const sop_op *op, const void *desc)
 {

@@ -1,4 +1,4 @@
-/* 16 bytes of a row at a time, two a thread whose loads are in flight together; neighbouring blocks have
+/* 16 bytes of a row at a time, four a thread whose loads are in flight together; neighbouring blocks have
  * neighbouring pieces of a row. The bias of a row's piece comes from the cache. */
 #ifndef OPS_BIAS_ACT_WIDE_CUH
 #define OPS_BIAS_ACT_WIDE_CUH
@@ -28,13 +28,16 @@ SOP_DEV float sop_gelu_near(float g)
     return fmaf(-fminf(fabsf(g), 15.0f), t * root * root, fmaxf(g, 0.0f));
 }
 
+enum { SOP_BIAS_ACT_THREADS = 128, SOP_BIAS_ACT_REP = 4 /* pieces a thread */ };
+
 template <typename T, typename R, int ACT>
-static __global__ __launch_bounds__(256) void sop_bias_act_wide(const sop_bias_act_desc d,
-                                                                int blocks, const T *x, const R *r,
-                                                                const float *bias,
-                                                                const int32_t *live, T *y)
+static __global__ __launch_bounds__(SOP_BIAS_ACT_THREADS,
+                                    7) void sop_bias_act_wide(const sop_bias_act_desc d, int blocks,
+                                                              const T *x, const R *r,
+                                                              const float *bias,
+                                                              const int32_t *live, T *y)
 {
-    enum { N = wide<T>::N, REP = 2 };
+    enum { N = wide<T>::N, REP = SOP_BIAS_ACT_REP };
     sop_begin();
     const int64_t t = blockIdx.x / blocks, step = blockDim.x * N;
     const int64_t first = (int64_t)(blockIdx.x % blocks) * REP * step + threadIdx.x * N;

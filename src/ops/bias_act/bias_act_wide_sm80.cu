@@ -20,8 +20,8 @@ template <typename T, typename R, int ACT> static sop_status launch(const sop_ca
     const sop_bias_act_desc *d = (const sop_bias_act_desc *)call->desc;
     const sop_operand *a = call->args;
     const int64_t pieces = d->dim * (int64_t)sizeof(T) / 16;
-    const unsigned blocks = sop_blocks(pieces, 512); /* a row */
-    const unsigned threads = sop_wide_threads(pieces, 2 * blocks);
+    const unsigned blocks = sop_blocks(pieces, SOP_BIAS_ACT_THREADS * SOP_BIAS_ACT_REP); /* a row */
+    const unsigned threads = sop_wide_threads(pieces, SOP_BIAS_ACT_REP * blocks);
     return sop_launch(sop_bias_act_wide<T, R, ACT>, (unsigned)d->tokens * blocks, threads, call, *d,
                       (int)blocks, (const T *)a[SOP_BIAS_ACT_X].data,
                       (const R *)a[SOP_BIAS_ACT_R].data, (const float *)a[SOP_BIAS_ACT_BIAS].data,
