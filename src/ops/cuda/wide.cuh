@@ -104,8 +104,13 @@ SOP_DEV void wide_sums(float &x, float &y, float *shared_x, float *shared_y)
         shared_y[threadIdx.x / 32] = y;
     }
     __syncthreads();
-    x = shared_x[0], y = shared_y[0];
-    for (int w = 1; w < warps; w++) x += shared_x[w], y += shared_y[w];
+    const int all = 1 << (32 - __clz(warps - 1)), w = threadIdx.x % all;
+    x = w < warps ? shared_x[w] : 0;
+    y = w < warps ? shared_y[w] : 0;
+    for (int o = all / 2; o > 0; o /= 2) {
+        x += __shfl_xor_sync(~0u, x, o);
+        y += __shfl_xor_sync(~0u, y, o);
+    }
 }
 SOP_DEV float wide_max(float x, float *shared)
 {

@@ -104,14 +104,16 @@ static __global__ __launch_bounds__(sizeof(X) > sizeof(Y) ? 512 : 1024) void sop
     each([&](int i, float(&s)[N]) {
 #pragma unroll
         for (int e = 0; e < N; e++) s[e] = (fmaf(s[e], by, -mean) - rest) * scale;
+        float f[N], g[N];
+        if (w) {
+            wide_load(w + i, f);
 #pragma unroll
-        for (int e = 0; e < N; e += 4) {
-            const float4 f = w ? *(const float4 *)(w + i + e) : make_float4(1, 1, 1, 1);
-            const float4 g = b ? *(const float4 *)(b + i + e) : make_float4(0, 0, 0, 0);
-            s[e] = s[e] * f.x + g.x;
-            s[e + 1] = s[e + 1] * f.y + g.y;
-            s[e + 2] = s[e + 2] * f.z + g.z;
-            s[e + 3] = s[e + 3] * f.w + g.w;
+            for (int e = 0; e < N; e++) s[e] *= f[e];
+        }
+        if (b) {
+            wide_load(b + i, g);
+#pragma unroll
+            for (int e = 0; e < N; e++) s[e] += g[e];
         }
         wide_store(y + t * d.y_stride + i, s);
     });
