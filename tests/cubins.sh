@@ -28,7 +28,8 @@ sop_layer_decode_sm90   64   sincosf of large angles
 sop_decode_sm80  16   three addresses beside heads of 256, outside of the loop, on 8.0 alone
 sop_sample_split_first  8    the bound on registers, for many threads
 sop_sample_split_second 24   the same
-sop_sample_split_third  224  words of a tile, taken by an index
+sop_sample_split_third  232  words of a tile, taken by an index
+sop_sample_cluster      24  the bound on registers, for two blocks a multiprocessor
 '
 # Each op with a floor row has kernels of its name that are not hot.
 floors=$(ls src/ops/*/*_cuda.cu | sed 's,src/ops/\(.*\)/.*,sop_\1_,')

@@ -2,6 +2,8 @@
 # The rows of the card on the small cases, under one tool of compute-sanitizer; a skip without it, or
 # without a card.
 #   tests/sanitizer.sh memcheck|racecheck|initcheck|synccheck CHECK_OPS [OP...]
+#   SMALL=small=20000 tests/sanitizer.sh racecheck CHECK_OPS sample   of so many FLOPs: its bins, in shared
+#                                                                     memory, take minutes on more
 tool=${1:?usage: sanitizer.sh TOOL CHECK_OPS [OP...]} check_ops=${2:?usage: sanitizer.sh TOOL CHECK_OPS [OP...]}
 shift 2
 end() { # PASSED FAILED SKIPPED
@@ -15,7 +17,7 @@ if ! command -v compute-sanitizer >/dev/null; then
 fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-compute-sanitizer --tool "$tool" --error-exitcode 99 "$check_ops" cuda small "$@" >"$log" 2>&1
+compute-sanitizer --tool "$tool" --error-exitcode 99 "$check_ops" cuda "${SMALL:-small}" "$@" >"$log" 2>&1
 result=$?
 if grep -q '^skipped: cuda device' "$log"; then
     echo "skipped sanitizer $tool: $(sed -n 's/^skipped: //p' "$log")"

@@ -1,7 +1,7 @@
 /* Every op x row x case of the library through the comparer; prints what failed and why rows were
  * skipped, then the count. With arguments: only these ops; cuda before them means the rows of the card,
- * small before them only cases of at most a million FLOPs and a megabyte. Under SOP_CPU_MASK the
- * references are left out: no processor changes them, and they take most of the time. */
+ * small before them only cases of at most a million FLOPs and a megabyte, small=N of N FLOPs. Under
+ * SOP_CPU_MASK the references are left out: no processor changes them, and they take most of the time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +11,13 @@
 
 static int passed, failed, skipped;
 static int32_t kind = SOP_DEVICE_CPU; /* whose rows */
-static int only_small;
+static double most_flops;             /* of a small case; 0: all cases */
 
 static int is_small(const sop_op *op, const void *desc)
 {
     sop_cost cost;
     op->cost(desc, &cost);
-    return cost.flops <= 1e6 && cost.read_bytes + cost.write_bytes <= 1e6;
+    return cost.flops <= most_flops && cost.read_bytes + cost.write_bytes <= 1e6;
 }
 
 /* Reasons of skips, with how often each came. */
@@ -54,7 +54,7 @@ static void check_case(sop_checker *c, const sop_op *op, const char *text)
         count_reason(rows[--n]->name, "a reference does not look at the processor");
     }
     sop_status status = sop_desc_parse(op, text, desc);
-    if (status == SOP_OK && only_small && !is_small(op, desc)) {
+    if (status == SOP_OK && most_flops > 0 && !is_small(op, desc)) {
         skipped += n;
         return;
     }
@@ -96,8 +96,8 @@ int main(int argc, char **argv)
         kind = SOP_DEVICE_CUDA;
         argc--, argv++;
     }
-    if (argc > 1 && strcmp(argv[1], "small") == 0) {
-        only_small = 1;
+    if (argc > 1 && strncmp(argv[1], "small", 5) == 0) {
+        most_flops = argv[1][5] == '=' ? strtod(argv[1] + 6, NULL) : 1e6;
         argc--, argv++;
     }
     if ((card ? sop_checker_create_on(card, &c) : sop_checker_create(&c)) != SOP_OK) {

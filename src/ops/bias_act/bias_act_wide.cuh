@@ -1,4 +1,4 @@
-/* 16 bytes of a row at a time, two a thread whose loads are in flight together; neighbouring blocks have
+/* 16 bytes of a row at a time, four a thread whose loads are in flight together; neighbouring blocks have
  * neighbouring pieces of a row. The bias of a row's piece comes from the cache. */
 #ifndef OPS_BIAS_ACT_WIDE_CUH
 #define OPS_BIAS_ACT_WIDE_CUH
@@ -28,48 +28,50 @@ SOP_DEV float sop_gelu_near(float g)
     return fmaf(-fminf(fabsf(g), 15.0f), t * root * root, fmaxf(g, 0.0f));
 }
 
-template <typename T, typename R, int ACT>
-static __global__ __launch_bounds__(256) void sop_bias_act_wide(const sop_bias_act_desc d,
-                                                                int blocks, const T *x, const R *r,
-                                                                const float *bias,
-                                                                const int32_t *live, T *y)
+enum { SOP_BIAS_ACT_THREADS = 128, SOP_BIAS_ACT_REP = 4 /* pieces a thread */ };
+
+/* ADD: there is a residual. */
+template <typename T, typename R, int ACT, bool ADD>
+static __global__ __launch_bounds__(SOP_BIAS_ACT_THREADS, ADD ? 6 : 8) void sop_bias_act_wide(
+    const sop_bias_act_desc d, int blocks, const T *x, const R *r, const float *bias,
+    const int32_t *live, T *y)
 {
-    enum { N = wide<T>::N, REP = 2 };
+    enum { N = wide<T>::N, REP = SOP_BIAS_ACT_REP };
     sop_begin();
     const int64_t t = blockIdx.x / blocks, step = blockDim.x * N;
     const int64_t first = (int64_t)(blockIdx.x % blocks) * REP * step + threadIdx.x * N;
     const bool after = d.residual == SOP_RESIDUAL_AFTER;
     if (t >= sop_live_rows(live, d.tokens)) return;
     wide_raw<T, N> xs[REP];
-    wide_raw<R, N> rs[REP];
+    wide_raw<R, N> rs[ADD ? REP : 1];
     x += t * d.x_stride;
     y += t * d.y_stride;
-    if (r) r += t * d.r_stride;
+    if (ADD) r += t * d.r_stride;
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int64_t i = first + k * step;
-        if (i >= d.dim) break;
+        if (i >= d.dim) continue;
         wide_fetch(x + i, xs[k]);
-        if (r) wide_fetch(r + i, rs[k]);
+        if (ADD) wide_fetch(r + i, rs[ADD ? k : 0]);
     }
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int64_t i = first + k * step;
         float v[N], more[N];
-        if (i >= d.dim) break;
+        if (i >= d.dim) continue;
         wide_floats(xs[k], v);
         if (bias) {
             wide_load(bias + i, more);
 #pragma unroll
             for (int e = 0; e < N; e++) v[e] += more[e];
         }
-        if (r) wide_floats(rs[k], more);
+        if (ADD) wide_floats(rs[ADD ? k : 0], more);
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            if (r && !after) v[e] += more[e];
+            if (ADD && !after) v[e] += more[e];
             v[e] =
                 ACT == SOP_ACT_GELU && sizeof(T) == 2 ? sop_gelu_near(v[e]) : sop_act_of(ACT, v[e]);
-            if (r && after) v[e] += more[e];
+            if (ADD && after) v[e] += more[e];
         }
         wide_store(y + i, v);
     }

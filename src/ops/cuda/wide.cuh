@@ -79,28 +79,49 @@ template <typename T, int N> SOP_DEV void wide_store(T *p, const float (&x)[N])
     wide_put(p, raw);
 }
 
-/* Sum and maximum over a block of up to 1024 threads, whole warps; shared holds 32 floats. */
+/* Sum and maximum over a block of up to 1024 threads, whole warps. shared holds 32 floats for this one
+ * alone: nobody waits until they have been read. All threads get the result. */
 SOP_DEV float wide_sum(float x, float *shared)
 {
-    const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    const int warps = blockDim.x / 32;
     x = sop_warp_sum(x);
     if (warps == 1) return x;
-    if (lane == 0) shared[threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
     __syncthreads();
-    x = lane < warps ? shared[lane] : 0;
+    x = shared[0];
+    for (int w = 1; w < warps; w++) x += shared[w];
+    return x;
+}
+/* Two sums at a time. */
+SOP_DEV void wide_sums(float &x, float &y, float *shared_x, float *shared_y)
+{
+    const int warps = blockDim.x / 32;
+    x = sop_warp_sum(x);
+    y = sop_warp_sum(y);
+    if (warps == 1) return;
+    if (threadIdx.x % 32 == 0) {
+        shared_x[threadIdx.x / 32] = x;
+        shared_y[threadIdx.x / 32] = y;
+    }
     __syncthreads();
-    return sop_warp_sum(x);
+    const int all = 1 << (32 - __clz(warps - 1)), w = threadIdx.x % all;
+    x = w < warps ? shared_x[w] : 0;
+    y = w < warps ? shared_y[w] : 0;
+    for (int o = all / 2; o > 0; o /= 2) {
+        x += __shfl_xor_sync(~0u, x, o);
+        y += __shfl_xor_sync(~0u, y, o);
+    }
 }
 SOP_DEV float wide_max(float x, float *shared)
 {
-    const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    const int warps = blockDim.x / 32;
     x = sop_warp_max(x);
     if (warps == 1) return x;
-    if (lane == 0) shared[threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
     __syncthreads();
-    x = lane < warps ? shared[lane] : -INFINITY;
-    __syncthreads();
-    return sop_warp_max(x);
+    x = shared[0];
+    for (int w = 1; w < warps; w++) x = fmaxf(x, shared[w]);
+    return x;
 }
 
 #endif

@@ -219,6 +219,7 @@ static const char *const cases[] = {
     "rows=257 experts=1 n=8 k=520 scatter=1 x=bf16 w=bf16 y=bf16",
     "rows=400 experts=3 n=136 k=24 w_expert=4000 gather=2 x=f16 w=f16 y=f16",
     "rows=1500 experts=60 n=136 k=8 scatter=1 x=bf16 w=bf16 y=bf16", /* 12 tiles of one */
+    "rows=180 experts=1 n=40 k=75 x_stride=80 w_stride=80 gather=2 x=bf16 w=bf16 y=bf16",
     "rows=100 experts=300 n=40 k=64 gather=4 x=bf16 w=bf16 y=bf16",
     "rows=4 experts=2 n=8 k=8 w_stride=12 w_expert=96 x=bf16 w=bf16 y=bf16", /* beyond: a stride */
     "rows=4 experts=2 n=8 k=8 x=bf16 w=f16 y=f16",                           /* beyond: two types */

@@ -10,6 +10,9 @@
  *
  *     stage: [w: 128 rows of 128 bytes | x: `most` rows of 128 bytes], both swizzled by 128 bytes
  *
+ * Where an expert has many rows of x, they are first copied to where they are sorted, since many tiles read
+ * each of them, and gathering is slower than TMA.
+ *
  * A tile of y^T is turned round on its way through shared memory, 32 rows of y by 64 columns at a time.
  * What lies in x behind a tile's last row makes columns that nobody reads. */
 #ifndef OPS_EXPERTS_GEMM_SM90_CUH
@@ -58,6 +61,34 @@ template <typename I> SOP_DEV I experts_scan(I x)
         if (threadIdx.x % 32 >= o) x += lower;
     }
     return x;
+}
+
+/* Rows of x in the order of their experts, a warp each: to [rows, stride]. */
+enum { EXPERTS_COPIERS = 8 };
+template <typename T>
+static __global__ __launch_bounds__(EXPERTS_COPIERS * 32) void sop_experts_copy_sm90(
+    const __grid_constant__ experts_args p, T *to, int stride)
+{
+    enum { N = 8, AHEAD = 8 };
+    const int lane = threadIdx.x % 32, row = blockIdx.x * EXPERTS_COPIERS + threadIdx.x / 32;
+    long long live = 0;
+    sop_begin();
+    for (int e = lane; e < p.experts; e += 32) live += max(p.counts[e], 0);
+    for (int o = 16; o > 0; o /= 2) live += __shfl_xor_sync(~0u, live, o);
+    if (row >= min(live, (long long)p.rows)) return;
+    const T *x = (const T *)p.x + p.perm[row] / p.gather * p.x_stride;
+    to += (int64_t)row * stride;
+    const int whole = p.k / N * N;
+    for (int first = lane * N; first < whole; first += AHEAD * 32 * N) {
+        uint4 piece[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + i * 32 * N < whole) piece[i] = *(const uint4 *)(x + first + i * 32 * N);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + i * 32 * N < whole) *(uint4 *)(to + first + i * 32 * N) = piece[i];
+    }
+    if (whole + lane < p.k) to[whole + lane] = x[whole + lane];
 }
 
 /* By one warp: the first row and the first tile of each expert, and behind the last. Counts may be

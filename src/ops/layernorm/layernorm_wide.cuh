@@ -7,88 +7,116 @@
 #include "ops/cuda/wide.cuh"
 #include "sop/desc.h"
 
-template <typename X, typename R, typename Y, int REP>
-static __global__ __launch_bounds__(1024) void sop_layernorm_wide(const sop_layernorm_desc d,
-                                                                  const X *x, const R *r,
-                                                                  const float *w, const float *b,
-                                                                  const int32_t *live, R *r_out,
-                                                                  Y *y)
+/* What a thread has of a row: its pieces of x as they came, or their sums with r. */
+template <typename X, int N, int REP, bool ADD> struct layernorm_pieces {
+    wide_raw<X, N> x[ADD ? 1 : REP];
+    float sum[ADD ? REP : 1][N];
+
+    __device__ __forceinline__ void floats(int k, float (&s)[N]) const
+    {
+        if constexpr (ADD) {
+#pragma unroll
+            for (int e = 0; e < N; e++) s[e] = sum[k][e];
+        } else {
+            wide_floats(x[k], s);
+        }
+    }
+};
+
+template <typename X, typename R, typename Y, int REP, bool ADD>
+static __global__ __launch_bounds__(sizeof(X) > sizeof(Y) ? 512 : 1024) void sop_layernorm_wide(
+    const sop_layernorm_desc d, const X *x, const R *r, const float *w, const float *b,
+    const int32_t *live, R *r_out, Y *y)
 {
     enum { N = wide<Y>::N }; /* y is never the wider one */
-    __shared__ float shared[32];
+    __shared__ float shared[4][32];
     const int64_t t = blockIdx.x;
     const int dim = (int)d.dim;
     const float n = (float)dim;
     auto at = [](int k) { return (int)(k * blockDim.x + threadIdx.x) * N; };
-    float s[REP][N];
+    layernorm_pieces<X, N, REP, ADD> row;
     sop_begin();
     if (t >= sop_live_rows(live, d.tokens)) return;
     x += t * d.x_stride;
+    if constexpr (ADD) {
+        wide_raw<X, N> xs[REP];
+        wide_raw<R, N> rs[REP];
 #pragma unroll
-    for (int k = 0; k < REP; k++) {
-        const int i = at(k);
-        if (i >= dim) continue;
-        wide_load(x + i, s[k]);
-        if (r) {
-            float more[N];
-            wide_load(r + t * d.r_stride + i, more);
-#pragma unroll
-            for (int e = 0; e < N; e++) s[k][e] += more[e];
+        for (int k = 0; k < REP; k++) {
+            if (at(k) >= dim) continue;
+            wide_fetch(x + at(k), xs[k]);
+            wide_fetch(r + t * d.r_stride + at(k), rs[k]);
         }
+#pragma unroll
+        for (int k = 0; k < REP; k++) {
+            float more[N];
+            if (at(k) >= dim) continue;
+            wide_floats(xs[k], row.sum[k]);
+            wide_floats(rs[k], more);
+#pragma unroll
+            for (int e = 0; e < N; e++) row.sum[k][e] += more[e];
+            wide_store(r_out + t * d.r_stride + at(k), row.sum[k]);
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < REP; k++)
+            if (at(k) < dim) wide_fetch(x + at(k), row.x[k]);
     }
+    auto each = [&](auto f) { /* of this thread's pieces */
+#pragma unroll
+                              for (int k = 0; k < REP; k++) {
+                                  float s[N];
+                                  if (at(k) >= dim) continue;
+                                  row.floats(k, s);
+                                  f(at(k), s);
+                              }
+    };
     float by = 1, mean, rest, variance;
     for (;;) {
         float sum = 0, apart = 0, square = 0;
+        each([&](int, const float(&s)[N]) {
 #pragma unroll
-        for (int k = 0; k < REP; k++) {
-            if (at(k) >= dim) continue;
-#pragma unroll
-            for (int e = 0; e < N; e++) sum += s[k][e] * by;
-        }
-        mean = wide_sum(sum, shared) / n;
-#pragma unroll
-        for (int k = 0; k < REP; k++) {
-            if (at(k) >= dim) continue;
+            for (int e = 0; e < N; e++) sum = fmaf(s[e], by, sum);
+        });
+        mean = wide_sum(sum, shared[0]) / n;
+        each([&](int, const float(&s)[N]) {
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                const float v = s[k][e] * by;
-                apart += v - mean;
-                square += (v - mean) * (v - mean);
+                const float v = fmaf(s[e], by, -mean);
+                apart += v;
+                square += v * v;
             }
-        }
-        rest = wide_sum(apart, shared) / n;
-        variance = wide_sum(square, shared) / n - rest * rest;
+        });
+        wide_sums(apart, square, shared[1], shared[2]);
+        rest = apart / n;
+        variance = square / n - rest * rest;
         if (isfinite(variance) || by != 1) break;
         float top = 1;
+        each([&](int, const float(&s)[N]) {
 #pragma unroll
-        for (int k = 0; k < REP; k++) {
-            if (at(k) >= dim) continue;
-#pragma unroll
-            for (int e = 0; e < N; e++) top = fmaxf(top, fabsf(s[k][e]));
-        }
-        by = ldexpf(1, -ilogbf(wide_max(top, shared)));
+            for (int e = 0; e < N; e++) top = fmaxf(top, fabsf(s[e]));
+        });
+        by = ldexpf(1, -ilogbf(wide_max(top, shared[3])));
         if (by == 1) break;
     }
     const float eps = fmaxf(d.eps * by * by, 1e-37f);
     const float scale = 1 / sqrtf((variance < 0 ? 0 : variance) + eps);
+    each([&](int i, float(&s)[N]) {
 #pragma unroll
-    for (int k = 0; k < REP; k++) {
-        const int i = at(k);
-        if (i >= dim) continue;
-        if (r) wide_store(r_out + t * d.r_stride + i, s[k]);
+        for (int e = 0; e < N; e++) s[e] = (fmaf(s[e], by, -mean) - rest) * scale;
+        float f[N], g[N];
+        if (w) {
+            wide_load(w + i, f);
 #pragma unroll
-        for (int e = 0; e < N; e++) s[k][e] = (s[k][e] * by - mean - rest) * scale;
-#pragma unroll
-        for (int e = 0; e < N; e += 4) {
-            const float4 f = w ? *(const float4 *)(w + i + e) : make_float4(1, 1, 1, 1);
-            const float4 g = b ? *(const float4 *)(b + i + e) : make_float4(0, 0, 0, 0);
-            s[k][e] = s[k][e] * f.x + g.x;
-            s[k][e + 1] = s[k][e + 1] * f.y + g.y;
-            s[k][e + 2] = s[k][e + 2] * f.z + g.z;
-            s[k][e + 3] = s[k][e + 3] * f.w + g.w;
+            for (int e = 0; e < N; e++) s[e] *= f[e];
         }
-        wide_store(y + t * d.y_stride + i, s[k]);
-    }
+        if (b) {
+            wide_load(b + i, g);
+#pragma unroll
+            for (int e = 0; e < N; e++) s[e] += g[e];
+        }
+        wide_store(y + t * d.y_stride + i, s);
+    });
 }
 
 #endif

@@ -16,12 +16,12 @@ extern "C" const char *sop_layernorm_wide_refuse(const void *desc)
     return sop_wide_refuse(y, d->dim, strides, 3);
 }
 
-template <typename X, typename R, typename Y, int REP>
+template <typename X, typename R, typename Y, int REP, bool ADD>
 static sop_status launch(const sop_call *call, unsigned threads)
 {
     const sop_layernorm_desc *d = (const sop_layernorm_desc *)call->desc;
     const sop_operand *a = call->args;
-    return sop_launch(sop_layernorm_wide<X, R, Y, REP>, (unsigned)d->tokens, threads, call, *d,
+    return sop_launch(sop_layernorm_wide<X, R, Y, REP, ADD>, (unsigned)d->tokens, threads, call, *d,
                       (const X *)a[SOP_LAYERNORM_X].data, (const R *)a[SOP_LAYERNORM_R].data,
                       (const float *)a[SOP_LAYERNORM_W].data,
                       (const float *)a[SOP_LAYERNORM_B].data,
@@ -30,19 +30,27 @@ static sop_status launch(const sop_call *call, unsigned threads)
 }
 
 /* A sum has one shape for a dim, however many tokens there are: bits do not depend on the batch. */
-template <typename X, typename R, typename Y> static sop_status run_types(const sop_call *call)
+template <typename X, typename R, typename Y, bool ADD>
+static sop_status run_types(const sop_call *call)
 {
     const sop_layernorm_desc *d = (const sop_layernorm_desc *)call->desc;
     const int64_t pieces = d->dim * (int64_t)sizeof(Y) / 16;
-    if (pieces <= 512) return launch<X, R, Y, 1>(call, sop_wide_threads(pieces, 1));
-    return launch<X, R, Y, 4>(call, sop_wide_threads(pieces, 4));
+    if (pieces <= 512) return launch<X, R, Y, 1, ADD>(call, sop_wide_threads(pieces, 1));
+    return launch<X, R, Y, 4, ADD>(call, sop_wide_threads(pieces, 4));
+}
+
+template <typename X, typename Y> static sop_status run_x(const sop_call *call)
+{
+    const sop_layernorm_desc *d = (const sop_layernorm_desc *)call->desc;
+    if (!call->args[SOP_LAYERNORM_R].data) return run_types<X, X, Y, false>(call);
+    return d->r_dtype == SOP_F32 ? run_types<X, float, Y, true>(call)
+                                 : run_types<X, X, Y, true>(call);
 }
 
 template <typename T> static sop_status run(const sop_call *call)
 {
     const sop_layernorm_desc *d = (const sop_layernorm_desc *)call->desc;
-    if (d->x_dtype == SOP_F32) return run_types<float, float, T>(call);
-    return d->r_dtype == SOP_F32 ? run_types<T, float, T>(call) : run_types<T, T, T>(call);
+    return d->x_dtype == SOP_F32 ? run_x<float, T>(call) : run_x<T, T>(call);
 }
 
 extern "C" sop_status sop_layernorm_wide_sm80(const sop_call *call)

@@ -7,8 +7,9 @@
 #include "sop/desc.h"
 
 template <typename X, typename R, typename Y, int REP>
-static __global__ void sop_rmsnorm_wide(const sop_rmsnorm_desc d, const X *x, const R *r,
-                                        const float *w, const int32_t *live, R *r_out, Y *y)
+static __global__ __launch_bounds__(sizeof(X) > sizeof(Y) ? 512 : 1024) void sop_rmsnorm_wide(
+    const sop_rmsnorm_desc d, const X *x, const R *r, const float *w, const int32_t *live, R *r_out,
+    Y *y)
 {
     enum { N = wide<Y>::N }; /* y is never the wider one */
     __shared__ float shared[32];
@@ -19,14 +20,21 @@ static __global__ void sop_rmsnorm_wide(const sop_rmsnorm_desc d, const X *x, co
     x += t * d.x_stride + h * d.x_head;
     y += t * d.y_stride + h * d.y_head;
     const int64_t ra = t * d.r_stride + h * d.r_head;
+    wide_raw<X, N> xs[REP];
+    wide_raw<R, N> rs[REP];
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int i = (k * blockDim.x + threadIdx.x) * N;
         if (i >= d.dim) continue;
-        wide_load(x + i, s[k]);
+        wide_fetch(x + i, xs[k]);
+        if (r) wide_fetch(r + ra + i, rs[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < REP; k++) {
+        wide_floats(xs[k], s[k]);
         if (r) {
             float more[N];
-            wide_load(r + ra + i, more);
+            wide_floats(rs[k], more);
 #pragma unroll
             for (int e = 0; e < N; e++) s[k][e] += more[e];
         }

@@ -1,4 +1,4 @@
-/* One block a row of logits, no sort. What top_k, top_p and min_p keep is a prefix of the order "larger
+/* One block a row of logits, of whole warps, no sort. What top_k, top_p and min_p keep is a prefix of the order "larger
  * logit first, then lower index", so each is a cut (key, index). A cut is found in two steps: bins of
  * the distance from the largest logit say in which bin it lies, then halving the range of keys finds
  * it. Weights are in double, as in the reference: a draw must fall on the same token. */
@@ -51,7 +51,7 @@ SOP_DEV double sop_block_sum_f64(double x, double *part)
     for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
     __syncthreads();
-    x = part[threadIdx.x % 32];
+    x = threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0;
     __syncthreads();
     for (int o = 16; o > 0; o /= 2) x += __shfl_xor_sync(~0u, x, o);
     return x;
@@ -83,13 +83,13 @@ SOP_DEV int sop_sample_bin(const sop_sample_row &r, float z, double per_unit)
 /* Narrow the cut to the least prefix whose measure (how many, or how much weight) reaches target. */
 SOP_DEV void sop_narrow(sop_sample_row &r, double target, bool by_mass)
 {
-    const int tid = threadIdx.x;
+    const int tid = threadIdx.x, threads = blockDim.x;
     const double per_unit = by_mass ? 16 / r.temperature : 16;
     auto measure = [&](float z) { return by_mass ? sop_sample_weight(r, z) : 1.0; };
-    r.bins[tid] = 0;
+    for (int i = tid; i < SOP_SAMPLE_BINS; i += threads) r.bins[i] = 0;
     __syncthreads();
     double total = 0;
-    for (int i = tid; i < r.vocab; i += SOP_SAMPLE_THREADS) {
+    for (int i = tid; i < r.vocab; i += threads) {
         const float z = sop_logit(r, i);
         if (!sop_survives(r, z, i)) continue;
         const double w = measure(z);
@@ -116,16 +116,16 @@ SOP_DEV void sop_narrow(sop_sample_row &r, double target, bool by_mass)
     auto in_bin = [&](float z, int i) {
         return sop_survives(r, z, i) && sop_sample_bin(r, z, per_unit) == bin;
     };
-    int each = (r.vocab + SOP_SAMPLE_THREADS - 1) / SOP_SAMPLE_THREADS;
+    int each = (r.vocab + threads - 1) / threads;
     int from = min(tid * each, r.vocab), to = min(from + each, r.vocab), n = 0;
     for (int i = from; i < to; i++) n += in_bin(sop_logit(r, i), i);
     int at = (int)sop_block_before(n, r.part);
-    if (tid == SOP_SAMPLE_THREADS - 1) r.part[32] = at + n;
+    if (tid == threads - 1) r.part[32] = at + n;
     __syncthreads();
     const int all = (int)r.part[32];
-    const bool listed = all <= SOP_SAMPLE_THREADS;
+    const bool listed = all <= threads;
     float *list_z = (float *)r.bins;
-    int *list_i = (int *)(list_z + SOP_SAMPLE_THREADS);
+    int *list_i = (int *)(list_z + threads);
     if (listed) {
         for (int i = from; i < to && n > 0; i++) {
             const float z = sop_logit(r, i);
@@ -201,7 +201,7 @@ SOP_DEV double sop_uniform_of(uint64_t seed, uint64_t counter)
 /* The first survivor, in the order of indices, where the mass passes its share of the total. */
 SOP_DEV int sop_draw(const sop_sample_row &r, const sop_sampling &s)
 {
-    const int tid = threadIdx.x, each = (r.vocab + SOP_SAMPLE_THREADS - 1) / SOP_SAMPLE_THREADS;
+    const int tid = threadIdx.x, threads = blockDim.x, each = (r.vocab + threads - 1) / threads;
     const int from = min(tid * each, r.vocab), to = min(from + each, r.vocab);
     auto weight = [&](int i) {
         const float z = sop_logit(r, i);
@@ -217,7 +217,7 @@ SOP_DEV int sop_draw(const sop_sample_row &r, const sop_sampling &s)
         own += w;
     }
     double mass = sop_block_before(own, r.part);
-    if (tid == SOP_SAMPLE_THREADS - 1) r.part[33] = mass + own;
+    if (tid == threads - 1) r.part[33] = mass + own;
     int *found = (int *)(r.part + 32); /* the draw; the last survivor, for a rounding short of it */
     if (tid == 0) found[0] = INT32_MAX, found[1] = -1;
     __syncthreads();

@@ -6,48 +6,50 @@
 #include "sop/desc.h"
 
 template <typename T, int REP>
-static __global__ void sop_softmax_wide(const sop_softmax_desc d, const T *x, const int32_t *live,
-                                        T *y)
+static __global__ __launch_bounds__(1024) void sop_softmax_wide(const sop_softmax_desc d,
+                                                                const T *x, const int32_t *live,
+                                                                T *y)
 {
     enum { N = wide<T>::N };
-    __shared__ float shared[32];
+    __shared__ float shared[2][32];
     const int64_t t = blockIdx.x;
     float z[REP][N], max = -INFINITY, sum = 0;
-    bool nan = false;
     sop_begin();
     if (t >= sop_live_rows(live, d.tokens)) return;
+    wide_raw<T, N> xs[REP];
     x += t * d.x_stride;
     y += t * d.y_stride;
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int i = (k * blockDim.x + threadIdx.x) * N;
-        if (i < d.dim) wide_load(x + i, z[k]);
+        if (i < d.dim) wide_fetch(x + i, xs[k]);
     }
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         if ((k * blockDim.x + threadIdx.x) * N >= d.dim) continue;
+        wide_floats(xs[k], z[k]);
 #pragma unroll
         for (int e = 0; e < N; e++) {
             z[k][e] *= d.scale;
-            nan |= isnan(z[k][e]) || z[k][e] == INFINITY;
             max = fmaxf(max, z[k][e]);
         }
     }
-    nan = __syncthreads_or(nan);
-    max = wide_max(max, shared);
+    max = wide_max(max, shared[0]);
+    const float base = max == -INFINITY ? 0 : max; /* of a row of -inf all shares are 0 */
 #pragma unroll
     for (int k = 0; k < REP; k++) {
-        if ((k * blockDim.x + threadIdx.x) * N >= d.dim || max == -INFINITY) continue;
+        if ((k * blockDim.x + threadIdx.x) * N >= d.dim) continue;
 #pragma unroll
-        for (int e = 0; e < N; e++) sum += z[k][e] = expf(z[k][e] - max);
+        for (int e = 0; e < N; e++) sum += z[k][e] = expf(z[k][e] - base);
     }
-    const float share = 1 / wide_sum(sum, shared);
+    sum = wide_sum(sum, shared[1]); /* NaN where a logit is NaN or inf, as inf - inf is */
+    const float share = sum == 0 ? 0 : 1 / sum;
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int i = (k * blockDim.x + threadIdx.x) * N;
         if (i >= d.dim) continue;
 #pragma unroll
-        for (int e = 0; e < N; e++) z[k][e] = nan ? NAN : max == -INFINITY ? 0 : z[k][e] * share;
+        for (int e = 0; e < N; e++) z[k][e] *= share;
         wide_store(y + i, z[k]);
     }
 }
