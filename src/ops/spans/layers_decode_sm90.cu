@@ -10,13 +10,7 @@ extern "C" {
 #include "ops/spans/layers_decode.cuh"
 
 enum { HEAD = 64 };
-enum {
-    CLUSTERS = 2,
-    RING,
-    RING_HEADS,
-    KV_RING,
-    KNOWN
-}; /* words of the split, after those of attention */
+enum { CLUSTERS = 2, RING, RING_HEADS, KV_RING }; /* words of the split, after those of attention */
 
 /* Keys of all tokens of a step together, from where on more multiprocessors than those of the heads'
  * clusters should read them. */
