@@ -420,16 +420,15 @@ static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
 
 /* ---- layers in one kernel ---- */
 
-enum { SPANS = 2 };
+enum { SPANS = 1 };
 
-/* Rows, and the shapes and most sequences that they take; the name of the other stands behind each. */
+/* Rows, and the shapes and most sequences that they take. */
 static const struct {
     const char *shape;
     int32_t seqs;
     const char *row[SPANS];
 } spans[SPANS] = {
-    {"head64", 1, {"layers_decode_sm90", "layer_decode_sm90"}},
-    {"head", 5, {"layer_decode_sm90", "layers_decode_sm90"}},
+    {"head", 5, {"layer_decode_sm90"}},
 };
 
 struct found {

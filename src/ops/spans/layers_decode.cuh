@@ -38,16 +38,19 @@ enum {
     LAYERS_MOST = 32,  /* in a launch */
     LAYERS_ASKERS = 3, /* warps that ask for weights; one more asks for keys and values */
     LAYERS_ALL = LAYERS_THREADS + 32 * (LAYERS_ASKERS + 1),
-    LAYERS_PIECE = 448,                   /* of k, in a slot: 14 steps of 32 */
-    LAYERS_PITCH = 2 * LAYERS_PIECE + 64, /* 64 modulo 128: no conflicts among 8 rows */
-    LAYERS_SLOT = 16 * LAYERS_PITCH,
-    LAYERS_WINDOW = 4,         /* slots on their way: what else is asked for waits behind them */
+    LAYERS_WINDOW = 3,         /* slots on their way: what else is asked for waits behind them */
     LAYERS_SQUARES = 128,      /* sums of squares of a token, at most */
     LAYERS_SLOTS = 14,         /* at most */
     LAYERS_PARTS = 20,         /* sums of a product that wait to be added, at most */
     LAYERS_KV_SLOTS = 16,      /* at most */
     LAYERS_SHARED = 224 * 1024 /* what the rest leaves of it */
 };
+/* A slot of the ring: 16 rows of up to PIECE of k, apart by 64 bytes modulo 128: no conflicts among 8 rows.
+ * What a KV head's cluster has of a layer fits in 14 steps of 32 at a time; the others take long copies. */
+template <bool HEADS> struct layers_slot {
+    enum { PIECE = HEADS ? 448 : 1024, PITCH = 2 * PIECE + 64, BYTES = 16 * PITCH };
+};
+
 /* What differs from layer to layer. Weights: q, k, v, output, gate, up, down. */
 struct layers_own {
     const void *w[7];
@@ -97,7 +100,7 @@ static inline __host__ __device__ layers_map layers_map_of(int layers, int ring,
     const int normed = TOKENS * layers_pitch(d), q = TOKENS * 8 * layers_kv<HEAD>::K;
     const int part = LAYERS_PARTS * TOKENS * 16 * 4;
     const int merge = layers_kv<HEAD>::WARPS * 8 * (HEAD + 4) * 4;
-    m.ring = at, at += ring * LAYERS_SLOT;
+    m.ring = at, at += ring * layers_slot<HEADS>::BYTES;
     m.own = at, at += (layers * (int)sizeof(layers_own) + 15) / 16 * 16;
     m.x = at, at += TOKENS * d * 4;
     m.squares = at, at += TOKENS * LAYERS_SQUARES * 4;
@@ -235,9 +238,9 @@ struct layers_place {
 struct layers_part {
     int tiles, pieces, steps, sub; /* steps: of 32 k */
 };
-SOP_DEV layers_part layers_part_of(int tiles, int k)
+SOP_DEV layers_part layers_part_of(int tiles, int k, int piece)
 {
-    layers_part p = {tiles, (k + LAYERS_PIECE - 1) / LAYERS_PIECE, k / 32, 1};
+    layers_part p = {tiles, (k + piece - 1) / piece, k / 32, 1};
     while (2 * p.sub * p.tiles * p.pieces <= LAYERS_WARPS) p.sub *= 2;
     return p;
 }
@@ -285,7 +288,7 @@ SOP_DEV void layers_turn(layers_ring &r, int slots)
 /* A warp that asks for weights: every third row of each slot, of all products of all layers. part(i): what
  * the CTA has of product i of a layer; row(l, i, r): its row r there, NULL when there is none. No more than a
  * window of slots, less than the ring has, is on its way. */
-template <typename Part, typename Row>
+template <bool HEADS, typename Part, typename Row>
 SOP_DEV void layers_ask(int layers, int products, int window, layers_ring r, Part part, Row row)
 {
     const int lane = threadIdx.x % 32, own = threadIdx.x / 32 - LAYERS_WARPS + LAYERS_ASKERS * lane;
@@ -313,8 +316,9 @@ SOP_DEV void layers_ask(int layers, int products, int window, layers_ring r, Par
                     }
                     __syncwarp();
                     if (from)
-                        layers_bulk(r.at + r.slot * LAYERS_SLOT + own * LAYERS_PITCH, from + s * 64,
-                                    (uint32_t)bytes, r.full + r.slot * 8);
+                        layers_bulk(r.at + r.slot * layers_slot<HEADS>::BYTES +
+                                        own * layers_slot<HEADS>::PITCH,
+                                    from + s * 64, (uint32_t)bytes, r.full + r.slot * 8);
                     layers_turn(r, 1);
                     s = to;
                 }
@@ -324,7 +328,7 @@ SOP_DEV void layers_ask(int layers, int products, int window, layers_ring r, Par
 
 /* The product of what comes through the ring; sums: [tile][piece][sub][token][16 rows]. All warps that
  * compute; ends in a meeting. */
-template <typename T, int TOKENS>
+template <typename T, int TOKENS, bool HEADS>
 SOP_DEV void layers_product(const layers_part &part, layers_ring &r, uint32_t xs, int pitch,
                             int tokens, float *sums)
 {
@@ -340,13 +344,15 @@ SOP_DEV void layers_product(const layers_part &part, layers_ring &r, uint32_t xs
         for (; slot >= r.n; slot -= r.n) phase ^= 1;
         /* of this product another had the slot before: until it is gone, the barrier says nothing */
         while (i >= r.n && r.tags[slot] != r.done + i) continue;
-        w = r.at + slot * LAYERS_SLOT + g * LAYERS_PITCH + a * 64 + t * 16;
+        w = r.at + slot * layers_slot<HEADS>::BYTES + g * layers_slot<HEADS>::PITCH + a * 64 +
+            t * 16;
         x = xs + g * pitch + (s0 + a) * 64 + t * 16;
         float d[4] = {}, d1[4] = {};
         mbar_wait(r.full + slot * 8, phase);
 #pragma unroll 2
         for (int s = a; s < b; s++, w += 64, x += 64) {
-            const uint4 lo = layers_shared(w), hi = layers_shared(w + 8 * LAYERS_PITCH);
+            const uint4 lo = layers_shared(w),
+                        hi = layers_shared(w + 8 * layers_slot<HEADS>::PITCH);
             uint4 v = {0, 0, 0, 0};
             if (g < tokens) v = layers_shared(x);
             decode_mma(T(), d, lo.x, hi.x, lo.y, hi.y, v.x, v.y);
@@ -885,13 +891,14 @@ SOP_DEV void layers_role(const layers_args &p, uint8_t *shared, uint64_t *bars, 
     if (HEADS) layers_list(a, tokens, rank, keys);
     __syncthreads();
     layers_part part[2] = {
-        layers_part_of(HEADS ? ((group + 2) * HEAD / C + 15) / 16 : (most / C + 7) / 8, d),
-        layers_part_of((d / C + 15) / 16, HEADS ? group * HEAD : most)};
+        layers_part_of(HEADS ? ((group + 2) * HEAD / C + 15) / 16 : (most / C + 7) / 8, d,
+                       layers_slot<HEADS>::PIECE),
+        layers_part_of((d / C + 15) / 16, HEADS ? group * HEAD : most, layers_slot<HEADS>::PIECE)};
     part[1].steps = at.k / 32;
     if (warp >= LAYERS_WARPS) {
         regs_dec<56>();
         if (warp < LAYERS_WARPS + LAYERS_ASKERS) {
-            layers_ask(
+            layers_ask<HEADS>(
                 p.layers, 2, p.window, ring, [&](int i) { return i ? part[1] : part[0]; },
                 [&](int l, int i, int row) {
                     return layers_row<T, HEAD, HEADS>(p, own[l], at, i, row);
@@ -945,7 +952,7 @@ SOP_DEV void layers_role(const layers_args &p, uint8_t *shared, uint64_t *bars, 
         mbar_wait(came, phase);
         layers_norm<T, TOKENS>(norm, x, squares, C * each, shared + map.xs, d, p.eps[!HEADS],
                                p.offset[!HEADS]);
-        layers_product<T, TOKENS>(part[0], ring, base + map.xs, pitch, tokens, sums);
+        layers_product<T, TOKENS, HEADS>(part[0], ring, base + map.xs, pitch, tokens, sums);
         if (HEADS) {
             /* q k v: four rows a thread, to one CTA each */
             const int quads = at.n / 4, row_n = (group + 2) * HEAD;
@@ -987,7 +994,7 @@ SOP_DEV void layers_role(const layers_args &p, uint8_t *shared, uint64_t *bars, 
                                   came + 8);
             mbar_wait(came + 8, phase);
         }
-        layers_product<T, TOKENS>(part[1], ring, factors, pitch2, tokens, sums);
+        layers_product<T, TOKENS, HEADS>(part[1], ring, factors, pitch2, tokens, sums);
         if (tid < tokens * at.rows) {
             const int tok = TOKENS == 1 ? 0 : tid / at.rows, row = tid - tok * at.rows;
             const int to = at.first + row;

@@ -10,13 +10,7 @@ extern "C" {
 #include "ops/spans/layers_decode.cuh"
 
 enum { HEAD = 64 };
-enum {
-    CLUSTERS = 2,
-    RING,
-    RING_HEADS,
-    KV_RING,
-    KNOWN
-}; /* words of the split, after those of attention */
+enum { CLUSTERS = 2, RING, RING_HEADS, KV_RING }; /* words of the split, after those of attention */
 
 /* Keys of all tokens of a step together, from where on more multiprocessors than those of the heads'
  * clusters should read them. */
@@ -32,7 +26,7 @@ extern "C" const char *sop_layers_decode_refuse(const void *desc)
     if (core->k != HEAD) return "heads are not of 64";
     if (core->sinks) return "sinks are not taken by the layers' kernel";
     if (d % (4 * LAYERS_CLUSTER)) return "the residual is no multiple of 64";
-    if (tokens > 1) return "over one token, where the layer's own kernel is as fast";
+    if (tokens > 2) return "over two tokens, where the layer's own kernel is faster";
     if (d > (tokens > 2 ? layers_normer<4>::KEPT * layers_normer<4>::STEP
                         : layers_normer<1>::KEPT * layers_normer<1>::STEP))
         return "the residual is too wide for so many tokens";
@@ -44,18 +38,15 @@ extern "C" const char *sop_layers_decode_refuse(const void *desc)
 typedef void kernel(layers_args);
 typedef layers_known<896, 7, 4864, 5> qwen2_half_b;
 
-template <typename T> static kernel *kernel_of(int64_t tokens, bool known)
+template <typename T> static kernel *kernel_of(int64_t tokens)
 {
-    if (known) return sop_layers_decode_sm90<T, HEAD, 1, qwen2_half_b>;
-    return tokens <= 1   ? sop_layers_decode_sm90<T, HEAD, 1, layers_any>
-           : tokens <= 2 ? sop_layers_decode_sm90<T, HEAD, 2, layers_any>
-                         : sop_layers_decode_sm90<T, HEAD, 4, layers_any>;
+    return tokens <= 1 ? sop_layers_decode_sm90<T, HEAD, 1, qwen2_half_b>
+                       : sop_layers_decode_sm90<T, HEAD, 2, qwen2_half_b>;
 }
 
-static kernel *kernel_of(int32_t type, int64_t tokens, bool known)
+static kernel *kernel_of(int32_t type, int64_t tokens)
 {
-    return type == SOP_F16 ? kernel_of<__half>(tokens, known)
-                           : kernel_of<__nv_bfloat16>(tokens, known);
+    return type == SOP_F16 ? kernel_of<__half>(tokens) : kernel_of<__nv_bfloat16>(tokens);
 }
 
 /* How many clusters run at once; all must, as they wait for each other. */
@@ -73,8 +64,8 @@ static int clusters_of(void)
     config.numAttrs = 1;
     int least = 0;
     for (int32_t type : {SOP_F16, SOP_BF16})
-        for (int i = 0; i < 4; i++) {
-            kernel *k = kernel_of(type, i < 3 ? 1 << i : 1, i == 3);
+        for (int i = 1; i <= 2; i++) {
+            kernel *k = kernel_of(type, i);
             int n = 0;
             if (cudaFuncSetAttribute(k, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ||
                 cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -101,9 +92,9 @@ static int per(int64_t n, int64_t each)
 }
 
 /* Slots of the ring for rows of k, `each` of them a tile. */
-static int slots(int64_t rows, int each, int64_t k)
+template <bool HEADS> static int slots(int64_t rows, int each, int64_t k)
 {
-    return per(rows, each) * per(k, LAYERS_PIECE);
+    return per(rows, each) * per(k, layers_slot<HEADS>::PIECE);
 }
 
 extern "C" sop_status sop_layers_decode_plan(const void *desc, const int32_t *params,
@@ -124,13 +115,13 @@ extern "C" sop_status sop_layers_decode_plan(const void *desc, const int32_t *pa
     if (others < 1)
         return sop_fail(SOP_E_UNSUPPORTED, "%d clusters of %d run at once, there are %d KV heads",
                         *clusters, LAYERS_CLUSTER, heads);
-    if (channels / 32 < others)
-        return sop_fail(SOP_E_UNSUPPORTED, "%d channels are too few for %d clusters", channels,
-                        others);
+    if (d != 896 || group != 7 || channels != 4864 || others != 5)
+        return sop_fail(SOP_E_UNSUPPORTED, "it is compiled for the shape of Qwen2-0.5B alone");
     const int slice = per(channels / 32, others) * 32, rows = (group + 2) * HEAD / LAYERS_CLUSTER;
-    const int gate = slots(slice / LAYERS_CLUSTER, 8, d),
-              down = slots(d / LAYERS_CLUSTER, 16, slice);
-    const int qkv = slots(rows, 16, d), output = slots(d / LAYERS_CLUSTER, 16, group * HEAD);
+    const int gate = slots<false>(slice / LAYERS_CLUSTER, 8, d),
+              down = slots<false>(d / LAYERS_CLUSTER, 16, slice);
+    const int qkv = slots<true>(rows, 16, d),
+              output = slots<true>(d / LAYERS_CLUSTER, 16, group * HEAD);
     const auto size = tokens <= 1 ? bytes<1> : tokens <= 2 ? bytes<2> : bytes<4>;
     const int least = LAYERS_WINDOW + 1, own = qkv + output;
     int ring[2] = {LAYERS_SLOTS, own < least ? least : own < LAYERS_SLOTS ? own : LAYERS_SLOTS};
@@ -139,7 +130,7 @@ extern "C" sop_status sop_layers_decode_plan(const void *desc, const int32_t *pa
     while (ring[1] > least && size(true, ring[1], 4, d, group, 0) > LAYERS_SHARED) ring[1]--;
     while (kv_ring > 4 && size(true, ring[1], kv_ring, d, group, 0) > LAYERS_SHARED) kv_ring--;
     /* where most of a layer is not there before it is needed, all CTAs do better on every product */
-    if (gate > LAYERS_PARTS || down > LAYERS_PARTS || gate + down > 2 * ring[0] ||
+    if (gate > LAYERS_PARTS || down > LAYERS_PARTS || 2 * (gate + down) > 5 * ring[0] ||
         3 * own > 4 * ring[1] || rows > 128 ||
         size(false, ring[0], 0, d, group, slice) > LAYERS_SHARED ||
         size(true, ring[1], kv_ring, d, group, 0) > LAYERS_SHARED)
@@ -152,7 +143,6 @@ extern "C" sop_status sop_layers_decode_plan(const void *desc, const int32_t *pa
     split->word[RING] = ring[0];
     split->word[RING_HEADS] = ring[1];
     split->word[KV_RING] = kv_ring;
-    split->word[KNOWN] = tokens <= 1 && d == 896 && group == 7 && channels == 4864 && others == 5;
     return SOP_OK;
 }
 
@@ -255,8 +245,8 @@ static sop_status launch(const sop_call *call, const void *const *of, const sop_
     p->kv_ring = (int)word[KV_RING];
     p->window = LAYERS_WINDOW;
     const unsigned grid = (unsigned)word[CLUSTERS] * LAYERS_CLUSTER;
-    return sop_launch_cluster(kernel_of(core->kv_dtype, core->tokens, word[KNOWN]), grid,
-                              LAYERS_ALL, LAYERS_SHARED, LAYERS_CLUSTER, call, *p);
+    return sop_launch_cluster(kernel_of(core->kv_dtype, core->tokens), grid, LAYERS_ALL,
+                              LAYERS_SHARED, LAYERS_CLUSTER, call, *p);
 }
 
 extern "C" sop_status sop_layers_decode_sm90(const sop_call *call)
