@@ -2,12 +2,12 @@
 # make check: every test, in lanes, cheap ones first; the last line sums them all.
 #   LANES="format dev"   only these
 #   MODELS=all           all models that pull knows; without it, the default one
-#   BUDGET=1500          seconds; a lane that would not fit any more is a counted skip
+#   BUDGET=2400          seconds; a lane that would not fit any more is a counted skip
 # A lane is a function that ends with a line "N passed, N failed, N skipped"; where it has none, it is
 # one test. Its output is in build/check/LANE.log.
 cd "$(dirname "$0")/.." || exit 2
 cores=$(nproc)
-budget=${BUDGET:-1500}
+budget=${BUDGET:-2400}
 out=build/check
 mkdir -p $out
 
@@ -101,7 +101,7 @@ lane_torch() { build dev superop_shared superop_torch && tests/torch_test.sh bui
 lane_readme() { make -s && tests/readme.sh; }
 
 # The seconds that each takes on two cores, from nothing.
-lanes="format:5 layers:1 headers:15 dev:120 tidy:60 clang:40 install:50 models:240 readme:20 torch:300 cuda:480 asan:240 tsan:120 fuzz:120"
+lanes="format:5 layers:1 headers:15 dev:120 tidy:60 clang:40 install:50 models:240 readme:20 torch:300 cuda:720 asan:240 tsan:120 fuzz:120"
 
 passed=0 failed=0 skipped=0
 finish() { # LANE SECONDS LINE

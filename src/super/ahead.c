@@ -159,7 +159,7 @@ sop_status sop_super_ahead(sop_super *s, const sop_step_item *items, int32_t n_i
     int32_t reserved = 0;
     sop_status status = SOP_OK;
     while (reserved < n_items && status == SOP_OK) {
-        status = sop_kv_reserve(s->kv, s->queue, items[reserved].seq, n_steps);
+        status = sop_super_reserve(s, items[reserved].seq, n_steps);
         if (status == SOP_OK) reserved++;
     }
     if (status == SOP_OK) status = run(s, items, &class, n_steps, next);

@@ -22,7 +22,7 @@ extern "C" const char *sop_linear_skinny_refuse(const void *desc)
     if (why) return why;
     if (d->x_dtype != d->w_dtype[0] && (d->x_dtype != SOP_F32 || d->w_dtype[0] != SOP_BF16))
         return "x has not the weight's type, nor is it f32 beside bf16";
-    if (d->tokens * planes_of(d) > SKINNY_COLUMNS) return "too many tokens";
+    if (d->tokens > 64 || d->tokens * planes_of(d) > SKINNY_COLUMNS) return "too many tokens";
     if (planes_of(d) == 1 && d->x_stride % 8) return "rows of x are no multiple of 16 bytes apart";
     return NULL;
 }
