@@ -852,7 +852,8 @@ static void a_row_that_fails_on_the_card_is_replaced(void)
             int32_t want[FAULT_STEPS], got[FAULT_STEPS];
             sop_super_counts c = {0};
             char why[256];
-            (void)snprintf(store, sizeof store, on_disk ? "%s/store%d.sqlite" : "", folder, kind);
+            store[0] = '\0';
+            if (on_disk) (void)snprintf(store, sizeof store, "%s/store%d.sqlite", folder, kind);
             fault_calls = 0;
             fault_kind = kind;
             CHECK(answer("", 0, want, &c, why, sizeof why) == SOP_OK);
