@@ -24,7 +24,8 @@ static inline decode_args sop_decode_args_of(const sop_call *call)
     p.kp_page = d->kp_page, p.kp_token = d->kp_token, p.kp_head = d->kp_head;
     p.vp_page = d->vp_page, p.vp_token = d->vp_token, p.vp_head = d->vp_head;
     p.tokens = (int)d->tokens, p.seqs = (int)d->seqs;
-    p.heads = (int)d->heads, p.group = (int)(d->heads / d->kv_heads), p.parts = (int)sop_decode_parts(d);
+    p.heads = (int)d->heads, p.group = (int)(d->heads / d->kv_heads),
+    p.parts = (int)sop_decode_parts(d);
     p.page = (int)d->page, p.table_stride = (int)d->table_stride;
     p.window = (int)d->window, p.causal = d->causal;
     p.seg_cost = (int)call->split->word[DECODE_SEG_COST];

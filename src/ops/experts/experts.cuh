@@ -9,9 +9,9 @@
 
 template <int TOKENS>
 static __global__ __launch_bounds__(256) void sop_experts_any(const sop_experts_desc d,
-                                                                 const void *x, const uint8_t *w,
-                                                                 const int32_t *counts,
-                                                                 const int32_t *perm, void *y)
+                                                              const void *x, const uint8_t *w,
+                                                              const int32_t *counts,
+                                                              const int32_t *perm, void *y)
 {
     sop_begin();
     const int lane = threadIdx.x, e = blockIdx.y;

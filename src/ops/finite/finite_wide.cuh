@@ -13,10 +13,10 @@ struct finite_meeting {
 };
 
 template <typename T>
-static __global__ __launch_bounds__(256, 4) void sop_finite_wide(const sop_finite_desc d, const T *x,
-                                                              const int32_t *live,
-                                                              finite_meeting *meeting,
-                                                              int32_t *count)
+static __global__ __launch_bounds__(256, 4) void sop_finite_wide(const sop_finite_desc d,
+                                                                 const T *x, const int32_t *live,
+                                                                 finite_meeting *meeting,
+                                                                 int32_t *count)
 {
     enum { N = wide<T>::N, REP = 4 };
     sop_begin();

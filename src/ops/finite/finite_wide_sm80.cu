@@ -16,8 +16,10 @@ template <typename T> static sop_status run(const sop_call *call)
     const sop_finite_desc *d = (const sop_finite_desc *)call->desc;
     const int64_t blocks = (d->tokens * d->dim / wide<T>::N + 1023) / 1024;
     return sop_launch(sop_finite_wide<T>,
-                      (unsigned)(blocks < 1 ? 1 : blocks < 528 ? blocks : 528), 256, call, *d,
-                      (const T *)call->args[SOP_FINITE_X].data,
+                      (unsigned)(blocks < 1     ? 1
+                                 : blocks < 528 ? blocks
+                                                : 528),
+                      256, call, *d, (const T *)call->args[SOP_FINITE_X].data,
                       (const int32_t *)call->args[SOP_FINITE_LIVE].data,
                       (finite_meeting *)sop_cuda_counters(call),
                       (int32_t *)call->args[SOP_FINITE_COUNT].data);

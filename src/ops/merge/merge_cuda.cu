@@ -11,7 +11,6 @@ sop_status sop_merge_cuda(const sop_call *call)
     const dim3 grid((unsigned)d->tokens, (unsigned)d->heads);
     if (d->tokens == 0) return SOP_OK;
     return sop_launch(sop_merge_any, grid, 128, call, *d, a[SOP_MERGE_X].data,
-                      (const float *)a[SOP_MERGE_LSE].data,
-                      (const int32_t *)a[SOP_MERGE_LIVE].data, a[SOP_MERGE_Y].data,
-                      (float *)a[SOP_MERGE_LSE_OUT].data);
+                      (const float *)a[SOP_MERGE_LSE].data, (const int32_t *)a[SOP_MERGE_LIVE].data,
+                      a[SOP_MERGE_Y].data, (float *)a[SOP_MERGE_LSE_OUT].data);
 }

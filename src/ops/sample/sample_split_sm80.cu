@@ -33,8 +33,9 @@ extern "C" sop_status sop_sample_split_plan(const void *desc, const int32_t *par
     const sop_sample_desc *d = (const sop_sample_desc *)desc;
     const int64_t tiles = tiles_of(d), rows = d->rows > 0 ? d->rows : 1;
     (void)params;
-    *split = {{between(facts->workers / rows, 1, tiles), between(8 * facts->workers / rows, 1, tiles)},
-              0};
+    *split = {
+        {between(facts->workers / rows, 1, tiles), between(8 * facts->workers / rows, 1, tiles)},
+        0};
     split->scratch_bytes =
         (size_t)d->rows * (sizeof(split_state) + (size_t)tiles * (32 * sizeof(uint4) + 1024));
     return split->scratch_bytes <= budget ? SOP_OK : SOP_E_LIMIT;
