@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 #include <sop/cuda.h>
 #include <sop/plan.h>
+#include <string.h>
 
 enum { THREADS = 256 };
 
@@ -46,7 +47,9 @@ static __device__ void store(T *p, bool wide, int n, const float (&in)[N])
 #pragma unroll
     for (int i = 0; i < N; i++) v.at[i] = (T)in[i];
     if (wide) {
-        *reinterpret_cast<uint4 *>(p) = *reinterpret_cast<const uint4 *>(&v);
+        uint4 whole;
+        memcpy(&whole, v.at, sizeof whole);
+        __stcg(reinterpret_cast<uint4 *>(p), whole); /* a plain one is split in four */
     } else {
 #pragma unroll
         for (int i = 0; i < N; i++)
