@@ -80,7 +80,7 @@ def bench(device, tokens, dim, times):
 
 
 def main():
-    tokens, dim, times = (int(a) for a in (sys.argv[1:] + ["8192", "4096", "21"][len(sys.argv) - 1 :]))
+    tokens, dim, times = (int(a) for a in (sys.argv[1:] + ["4096", "4096", "21"][len(sys.argv) - 1 :]))
     for device in ROWS:
         bench(device, tokens, dim, times)
     if "cuda" not in ROWS:
