@@ -1,7 +1,6 @@
 #!/bin/bash
-# PyTorch's adapter as a user has it: a wheel, installed beside PyTorch and nothing else of this tree, and
-# the code of docs/pytorch.md
-# and the commands of examples/own-operator.
+# PyTorch's adapter as a user has it: a wheel, installed beside PyTorch and nothing else of this tree, the
+# code of docs/pytorch.md and the commands of examples/own-operator.
 #   tests/torch_test.sh BUILD_FOLDER
 # PyTorch and Transformers come from PyPI into $XDG_CACHE_HOME/superop/torch, once (4 GB, minutes);
 # SUPEROP_PYTHON names a python that has them.

@@ -2,8 +2,9 @@
 
     python bench.py [TOKENS DIM [TIMES]]
 
-All of a form's contenders and the copy take turns in one run, on data larger than the caches; medians. A
-form's bytes are those it cannot do without: x, y and a residual, whatever a contender really moves."""
+All of a form's contenders and the copy take turns in one run, on data larger than the caches; medians.
+The copy makes its result as they do. A form's bytes are those it cannot do without: x, y and a residual,
+whatever a contender really moves."""
 
 import statistics
 import sys
