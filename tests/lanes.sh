@@ -97,7 +97,7 @@ lane_models() { # real models, right to the token; a model that cannot be pulled
     echo "$passed passed, $failed failed, $skipped skipped"
     [ $failed = 0 ]
 }
-lane_torch() { build dev superop_shared superop_torch && tests/torch_test.sh build/dev; }
+lane_torch() { build dev superop_shared superop_torch superop_command && tests/torch_test.sh build/dev; }
 lane_readme() { make -s && tests/readme.sh; }
 
 # The seconds that each takes on two cores, from nothing.

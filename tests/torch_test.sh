@@ -1,6 +1,6 @@
 #!/bin/bash
-# PyTorch's adapter as a user has it: a wheel, installed beside PyTorch and nothing else of this tree, and
-# the commands of docs/pytorch.md.
+# PyTorch's adapter as a user has it: a wheel, installed beside PyTorch and nothing else of this tree, the
+# code of docs/pytorch.md and the commands of examples/own-operator.
 #   tests/torch_test.sh BUILD_FOLDER
 # PyTorch and Transformers come from PyPI into $XDG_CACHE_HOME/superop/torch, once (4 GB, minutes);
 # SUPEROP_PYTHON names a python that has them.
@@ -64,4 +64,28 @@ count test_engine 1
 awk '/^```python$/ { inside = 1; next } /^```/ { inside = 0 } inside' docs/pytorch.md >"$tmp/page.py"
 check "the page has code" test -s "$tmp/page.py"
 check "the page's code runs" alone "$tmp/page.py"
+
+# An operator of one's own: the commands of its page, in a copy of its folder.
+own=$tmp/own-operator
+cp -r examples/own-operator "$own"
+rm -f "$own"/*.so
+sed "s|^includedir=.*|includedir=$PWD/include|" "$build/superop.pc" >"$tmp/superop.pc"
+awk '/^```sh$/ { inside = 1; next } /^```/ { inside = 0 } inside && NF' "$own/README.md" >"$tmp/commands"
+check "the example has commands" test -s "$tmp/commands"
+nvcc=$(tools/cuda.sh nvcc 2>"$tmp/why") || no_nvcc=$(cat "$tmp/why")
+no_card=$("$build/superop" check add tokens=1 dim=8 --device cuda 2>&1 >"$tmp/log") && no_card=
+while read -r line; do
+    case $line in
+    nvcc*) why=$no_nvcc ;;
+    *"--device cuda") why=$no_nvcc$no_card ;;
+    *) why= ;;
+    esac
+    if [ -n "$why" ]; then
+        skip "$line" "$why"
+        continue
+    fi
+    [ -n "$no_card" ] && [ "${line%% *}" = python ] && rm -f "$own/bias_gelu_cuda.so"
+    check "pasted in own-operator" env -C "$own" PATH="$(dirname "$python"):$build:$(dirname "$nvcc"):$PATH" \
+        PYTHONPATH="$tmp/site" PKG_CONFIG_PATH="$tmp" sh -c "exec </dev/null; $line"
+done <"$tmp/commands"
 report

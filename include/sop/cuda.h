@@ -24,6 +24,9 @@ extern "C" {
 SOP_API SOP_MUST_USE sop_status sop_queue_on(sop_device *device, void *stream, sop_queue **out,
                                              int32_t *recording);
 
+/** The cudaStream_t of a queue of CUDA's: where a row from outside launches (call->queue). */
+SOP_API void *sop_queue_stream(const sop_queue *queue);
+
 #ifdef __cplusplus
 }
 #endif

@@ -19,6 +19,12 @@ sop_status sop_queue_on(sop_device *device, void *stream, sop_queue **out, int32
     return sop_fail(SOP_E_UNSUPPORTED, "a queue on a stream: superop was built without CUDA");
 }
 
+void *sop_queue_stream(const sop_queue *queue)
+{
+    (void)queue;
+    return NULL;
+}
+
 sop_status sop_device_cuda(int32_t index, sop_device **out)
 {
     *out = NULL;
@@ -360,6 +366,11 @@ sop_status sop_queue_on(sop_device *device, void *stream, sop_queue **out, int32
     if (recording) *recording = id != 0;
     *out = &q->cuda.base;
     return SOP_OK;
+}
+
+void *sop_queue_stream(const sop_queue *queue)
+{
+    return ((const sop_cuda_queue *)queue)->stream;
 }
 
 static sop_status cuda_submit(sop_queue *queue, const sop_row *row, const sop_call *call)

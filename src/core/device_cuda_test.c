@@ -38,6 +38,7 @@ static void a_stream_of_the_caller_has_one_queue(void)
     CHECK(recording == 0);
     CHECK(sop_queue_on(d, NULL, &b, NULL) == SOP_OK);
     CHECK(a == b && a->device == d);
+    CHECK(sop_queue_stream(a) == NULL);
     sop_device_destroy(d);
 }
 

@@ -609,6 +609,7 @@ SOP_API const char *sop_torch_line(int32_t i);
 SOP_API const char *sop_torch_load(void);
 SOP_API const char *sop_torch_register(int32_t devices);
 SOP_API int64_t sop_torch_plans(void);
+SOP_API const char *sop_torch_load_plugin(int32_t device, const char *path);
 SOP_API void sop_torch_trace(void (*fn)(const char *op, const char *row));
 
 /** Line i of the table, of those whose operator the library has, NULL past the last: what Python makes schemas and fakes of. */
@@ -667,6 +668,12 @@ const char *sop_torch_register(int32_t devices)
 int64_t sop_torch_plans(void)
 {
     return sop_torch_kept();
+}
+
+/** Rows of a shared object, for the CPU (-1) or a device of CUDA. NULL, or what is wrong. */
+const char *sop_torch_load_plugin(int32_t device, const char *path)
+{
+    return sop_torch_plugin(device, path) == SOP_OK ? NULL : sop_last_error();
 }
 
 /** Tell fn the row of every call of this thread, until NULL is given. */

@@ -1,5 +1,6 @@
 #include "engine.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -136,15 +137,19 @@ static struct kept **place_of(uint64_t hash, const struct engine *e, const sop_o
     }
 }
 
+/* Under the lock, as keep(). */
+static void forget(void)
+{
+    for (int32_t i = 0; i < PLACES; i++) {
+        sop_torch_put(table[i]);
+        table[i] = NULL;
+    }
+    n_kept = 0;
+}
+
 static void keep(struct kept *k)
 {
-    if (n_kept == KEPT) {
-        for (int32_t i = 0; i < PLACES; i++) {
-            sop_torch_put(table[i]);
-            table[i] = NULL;
-        }
-        n_kept = 0;
-    }
+    if (n_kept == KEPT) forget();
     struct kept **at = place_of(k->hash, k->engine, k->op, k->key);
     if (*at) return; /* another thread was faster */
     *at = k;
@@ -196,6 +201,23 @@ sop_status sop_torch_get(const struct place *p, const sop_op *op, const void *de
         (void)pthread_mutex_unlock(&lock);
     }
     *out = k;
+    return SOP_OK;
+}
+
+sop_status sop_torch_plugin(int32_t index, const char *path)
+{
+    const int32_t last = index < 0 ? SOP_TORCH_SERIAL : index;
+    struct place place;
+    /* Python opened the library for itself alone, and a row from outside may call sop_parallel(). */
+    (void)dlopen("libsuperop.so.0", RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+    for (int32_t i = index; i >= last; i--) {
+        sop_status status = sop_torch_place(i, NULL, &place);
+        if (status == SOP_OK) status = sop_planner_load(place.engine->planner, path);
+        if (status != SOP_OK) return status;
+    }
+    (void)pthread_mutex_lock(&lock);
+    forget(); /* what is asked for again is chosen anew */
+    (void)pthread_mutex_unlock(&lock);
     return SOP_OK;
 }
 

@@ -22,6 +22,8 @@ sop_status sop_torch_place(int32_t index, void *stream, struct place *out);
 sop_status sop_torch_get(const struct place *p, const sop_op *op, const void *desc,
                          struct kept **out);
 void sop_torch_put(struct kept *k);
+/* Give the rows of a shared object to a device's planner; index -1 is both of the CPU. */
+sop_status sop_torch_plugin(int32_t index, const char *path);
 size_t sop_torch_scratch(const struct kept *k);
 sop_status sop_torch_run(const struct kept *k, const struct place *p, const sop_operand *args,
                          void *scratch);

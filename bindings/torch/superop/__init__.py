@@ -4,7 +4,7 @@ CUDA, and its attention in Transformers models as attn_implementation="superop".
 import importlib.util
 
 from . import _ops  # noqa: F401  registers torch.ops.superop
-from ._lib import plans
+from ._lib import load_plugin, plans, rows
 from .hf import fallbacks
 from .functional import (
     add_layer_norm,
@@ -21,8 +21,8 @@ from .functional import (
 )
 
 __all__ = [
-    "add_layer_norm", "add_rms_norm", "attention", "bias_act", "fallbacks", "gated", "has_gradients", "layer_norm", "linear", "plans",
-    "rms_norm", "rope", "softmax",
+    "add_layer_norm", "add_rms_norm", "attention", "bias_act", "fallbacks", "gated", "has_gradients", "layer_norm", "linear",
+    "load_plugin", "plans", "rms_norm", "rope", "rows", "softmax",
 ]  # fmt: skip
 
 if importlib.util.find_spec("transformers"):

@@ -31,6 +31,7 @@ for _name, _result, _args in (
     ("sop_torch_load", ctypes.c_char_p, []),
     ("sop_torch_register", ctypes.c_char_p, [ctypes.c_int32]),
     ("sop_torch_plans", ctypes.c_int64, []),
+    ("sop_torch_load_plugin", ctypes.c_char_p, [ctypes.c_int32, ctypes.c_char_p]),
     ("sop_torch_trace", None, [ctypes.c_void_p]),
 ):
     _f = getattr(lib, _name)
@@ -59,6 +60,19 @@ def register():
 def plans():
     """Shapes whose plan is kept."""
     return lib.sop_torch_plans()
+
+
+def load_plugin(path, device="cpu"):
+    """Rows of your own, from a shared object, for this device: from now on the first to be chosen, each
+    under the operator that it names. Before calls from other threads."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        index = -1
+    else:
+        index = torch.cuda.current_device() if device.index is None else device.index
+    why = lib.sop_torch_load_plugin(index, os.path.abspath(path).encode())
+    if why:
+        raise RuntimeError("superop: " + why.decode())
 
 
 _SEEN = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)

@@ -665,3 +665,12 @@ def test_the_current_stream_is_where_it_runs():
         side.synchronize()
         close(y, w.double().expand(2000, 4096), 16)
         assert torch.cuda.current_device() == 0
+
+
+def test_a_plugin_that_is_not_there_is_said():
+    try:
+        superop.load_plugin("/no/such.so")
+    except RuntimeError as e:
+        assert "/no/such.so" in str(e), e
+    else:
+        raise AssertionError("it was loaded")
