@@ -29,7 +29,17 @@ sop_decode_sm80  16   three addresses beside heads of 256, outside of the loop, 
 sop_sample_split_first  8    the bound on registers, for many threads
 sop_sample_split_second 24   the same
 sop_sample_split_third  232  words of a tile, taken by an index
-sop_sample_cluster      24  the bound on registers, for two blocks a multiprocessor
+sop_sample_cluster      32  the bound on registers, for two blocks a multiprocessor
+sop_prefill_sm90        152 heads of 256: their sums take 128 registers of a thread
+sop_prefill_sm80        16  the same
+sop_gemm_sm80           24  the bound on registers, for two blocks a multiprocessor; tiles of 128 x 256
+sop_layers_decode_sm90  104 the bound on registers of 640 threads; outside of its loops
+sop_layernorm_wide      16  the bound on registers, for many threads
+sop_norm_grad_wide      72  the same
+sop_attention_grad_mma  200 two sums of heads of 128
+sop_attention_grad_wgmma 176 the same, with a window or a cap
+sop_column_sums         16  its outputs, taken by an index
+sop_matmul_any          16  its arguments, on 8.9
 '
 # Each op with a floor row has kernels of its name that are not hot.
 floors=$(ls src/ops/*/*_cuda.cu | sed 's,src/ops/\(.*\)/.*,sop_\1_,')

@@ -9,7 +9,7 @@ struct advance_args {
     int32_t *ids_out, *pos_out, *kv_len_out, *counter_out, *slots_out, *said_out, *count_out;
 };
 
-static __global__ void sop_advance(const sop_advance_desc d, const advance_args a)
+static __global__ void sop_advance_any(const sop_advance_desc d, const advance_args a)
 {
     sop_begin();
     const int64_t live = sop_live_rows(a.live, d.rows);

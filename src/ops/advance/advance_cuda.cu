@@ -16,5 +16,5 @@ sop_status sop_advance_cuda(const sop_call *call)
         (int32_t *)o[SOP_ADVANCE_POS_OUT].data,       (int32_t *)o[SOP_ADVANCE_KV_LEN_OUT].data,
         (int32_t *)o[SOP_ADVANCE_COUNTER_OUT].data,   (int32_t *)o[SOP_ADVANCE_SLOTS_OUT].data,
         (int32_t *)o[SOP_ADVANCE_SAID_OUT].data,      (int32_t *)o[SOP_ADVANCE_COUNT_OUT].data};
-    return sop_launch(sop_advance, 1, d->rows < 64 ? 64 : 256, call, *d, a);
+    return sop_launch(sop_advance_any, 1, d->rows < 64 ? 64 : 256, call, *d, a);
 }
