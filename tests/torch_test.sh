@@ -59,6 +59,7 @@ count test_gradients 1
 count test_attention 1
 count test_patch 1
 count test_engine 1
+count test_compile 1
 
 # The page: its python blocks in order, in one program.
 awk '/^```python$/ { inside = 1; next } /^```/ { inside = 0 } inside' docs/pytorch.md >"$tmp/page.py"

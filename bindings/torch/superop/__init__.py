@@ -5,6 +5,7 @@ import importlib.util
 
 from . import _ops  # noqa: F401  registers torch.ops.superop
 from ._lib import plans
+from .compiling import graph_pass, matched
 from .hf import fallbacks
 from .functional import (
     add_layer_norm,
@@ -21,8 +22,8 @@ from .functional import (
 )
 
 __all__ = [
-    "add_layer_norm", "add_rms_norm", "attention", "bias_act", "fallbacks", "gated", "has_gradients", "layer_norm", "linear", "plans",
-    "rms_norm", "rope", "softmax",
+    "add_layer_norm", "add_rms_norm", "attention", "bias_act", "fallbacks", "gated", "graph_pass", "has_gradients", "layer_norm", "linear",
+    "matched", "plans", "rms_norm", "rope", "softmax",
 ]  # fmt: skip
 
 if importlib.util.find_spec("transformers"):
