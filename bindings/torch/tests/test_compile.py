@@ -1,6 +1,7 @@
 """torch.compile: the attentions of a plain model are found and put on superop, patched models compile whole."""
 
 import itertools
+import shutil
 import warnings
 
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import superop
-from harness import DEVICES
+from harness import DEVICES, Skip
 from models import llama, make, qwen2
 from superop.compiling import backend
 from test_attention import ids, near
@@ -171,6 +172,8 @@ def test_patched_models_compile_whole():
 
 
 def test_inductor_goes_on():
+    if DEVICES == ["cpu"] and not shutil.which("g++"):
+        raise Skip("inductor wants g++ on a CPU")
     for device in DEVICES:
         block, x = Plain("gqa").to(device), torch.randn(2, 9, 64, device=device)
         f = compiled(block, "inductor")
