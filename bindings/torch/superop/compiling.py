@@ -80,14 +80,13 @@ def _spread(x):
 
 def _pages(x, paged):
     """x [b, g, m, d] as pages [b, m, g, d]; with room for a multiple of 128 keys, as the rows of a card
-    want them, where paged says so."""
+    want them, where paged says so: by a gather that repeats the last key, for a pad or a slice would ask
+    whether there is anything to pad, and be compiled twice."""
     x = x.transpose(1, 2)
     if not paged:
         return _spread(x)
-    b, m, g, d = x.shape
-    whole = x.new_zeros(b, (m + 127) // 128 * 128, g, d)
-    whole[:, :m].copy_(x)
-    return whole
+    m = x.shape[1]
+    return x.index_select(1, torch.arange((m + 127) // 128 * 128, device=x.device).clamp_(max=m - 1))
 
 
 def _attention(q, k, v, mask, index, scale, causal, paged, dense):

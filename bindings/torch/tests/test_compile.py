@@ -89,11 +89,30 @@ def test_masks():
         q, k, v = tensors(device, m=13)
         seen = torch.rand(2, 1, 9, 13, device=device) > 0.4
         seen[0, 0, 3] = False  # a query that sees nothing
-        for mask in (seen, seen[:, :, :, :1], seen[:, :, :1], seen[0, 0], seen[:, 0][:, None].expand(2, 4, 9, 13), torch.randn(2, 4, 9, 13, device=device), None):
+        spread = seen.expand(2, 4, 9, 13)
+        added = torch.randn(2, 4, 9, 13, device=device)
+        for mask in (seen, seen[:, :, :, :1], seen[:, :, :1], seen[0, 0], spread, added, None):
             run = lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)  # noqa: E731
             f = compiled(run, dynamic=False)
             near(run(q, k, v, mask), f(q, k, v, mask))
             assert superop.matched().matched == 1, superop.matched()
+
+
+def test_whole_pages_for_every_length():
+    """What a card is given, here too: the room of a page depends on the length, the graph does not."""
+    from superop.compiling import _attention, _index
+
+    def run(q, k, v, mask):
+        index = _index(q.shape[0], q.shape[2], k.shape[2], q)
+        return _attention(q, k, v, mask, index, 0.25, mask is None, True, False)
+
+    for masked in (False, True):
+        f = compiled(run, "aot_eager")
+        for n in (7, 127, 128, 129, 256):
+            q, k, v = tensors(DEVICES[-1], n=n)
+            mask = (torch.rand(2, 1, n, n, device=q.device) > 0.3) if masked else None
+            near(F.scaled_dot_product_attention(q, k, v, mask, is_causal=not masked, enable_gqa=True), f(q, k, v, mask))
+        assert graphs() == 1, graphs()
 
 
 def test_heads_and_batches_that_lie_in_one_place():
@@ -163,11 +182,14 @@ def test_models_nobody_patched():
 def test_patched_models_compile_whole():
     for device, maker in itertools.product(DEVICES, (qwen2, llama)):
         model = make(maker, device)
-        x = ids(2, 10, device)
+        several = [ids(2, n, device) for n in (10, 33, 128)]
         with torch.no_grad():
-            want = model(x, use_cache=False).logits
+            want = [model(x, use_cache=False).logits for x in several]
             superop.patch(model)
-            near(want, compiled(model, dynamic=None)(x, use_cache=False).logits)
+            f = compiled(model)
+            for x, logits in zip(several, want):
+                near(logits, f(x, use_cache=False).logits)
+        assert graphs() == 1, graphs()
         superop.unpatch(model)
 
 
