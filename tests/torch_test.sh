@@ -38,7 +38,7 @@ rm -rf bindings/torch/build bindings/torch/superop.egg-info
 unset SUPEROP_BUILD
 
 # Without the folder of the build, without a compiler.
-alone() { env PYTHONPATH="$tmp/site:bindings/torch/tests" PATH=/nowhere "$python" "$@"; }
+alone() { env PYTHONPATH="$tmp/site:bindings/torch/tests" PATH="${search:-/nowhere}" "$python" "$@"; }
 only_its_own() {
     alone -c "
 import superop
@@ -59,6 +59,7 @@ count test_gradients 1
 count test_attention 1
 count test_patch 1
 count test_engine 1
+search=$PATH count test_compile 1 # inductor, which goes on with a graph on a CPU, wants a compiler
 
 # The page: its python blocks in order, in one program.
 awk '/^```python$/ { inside = 1; next } /^```/ { inside = 0 } inside' docs/pytorch.md >"$tmp/page.py"

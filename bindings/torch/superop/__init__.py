@@ -5,6 +5,7 @@ import importlib.util
 
 from . import _ops  # noqa: F401  registers torch.ops.superop
 from ._lib import load_plugin, plans, rows
+from .compiling import graph_pass, matched
 from .hf import fallbacks
 from .functional import (
     add_layer_norm,
@@ -21,8 +22,8 @@ from .functional import (
 )
 
 __all__ = [
-    "add_layer_norm", "add_rms_norm", "attention", "bias_act", "fallbacks", "gated", "has_gradients", "layer_norm", "linear",
-    "load_plugin", "plans", "rms_norm", "rope", "rows", "softmax",
+    "add_layer_norm", "add_rms_norm", "attention", "bias_act", "fallbacks", "gated", "graph_pass", "has_gradients", "layer_norm", "linear",
+    "load_plugin", "matched", "plans", "rms_norm", "rope", "rows", "softmax",
 ]  # fmt: skip
 
 if importlib.util.find_spec("transformers"):
