@@ -2,12 +2,12 @@
 # make check: every test, in lanes, cheap ones first; the last line sums them all.
 #   LANES="format dev"   only these
 #   MODELS=all           all models that pull knows; without it, the default one
-#   BUDGET=2400          seconds; a lane that would not fit any more is a counted skip
+#   BUDGET=3600          seconds; a lane that would not fit any more is a counted skip
 # A lane is a function that ends with a line "N passed, N failed, N skipped"; where it has none, it is
 # one test. Its output is in build/check/LANE.log.
 cd "$(dirname "$0")/.." || exit 2
 cores=$(nproc)
-budget=${BUDGET:-2400}
+budget=${BUDGET:-3600}
 out=build/check
 mkdir -p $out
 
