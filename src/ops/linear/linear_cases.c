@@ -61,6 +61,7 @@ const char *const sop_linear_cases[] = {
     "m=130 n=264 k=72 w=bf16 x=bf16 y=bf16",
     "m=200 n=136 n1=8 n2=264 k=136 w=f16 w1=f16 w2=f16 x=f16 y=f16 bias=7 y_stride=416",
     "m=257 n=384 k=64 w=bf16 bias=1",
+    "m=264 n=3592 k=72 w=bf16 x=bf16 y=bf16 bias=1", /* more tiles than multiprocessors */
     "m=1 n=1 k=128 w=i8_128" BOTH, /* weights of 8 and 4 bits with scales: few tokens on tensor cores too */
     "m=1 n=40 k=256 w=i4_128 x=bf16 y=bf16",
     "m=2 n=17 k=384 w=f8_128 bias=1",
