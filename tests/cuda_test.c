@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/test.h"
 #include "ops/ops.h"
+#include "plan_costs.h"
 
 static sop_device *card;
 
@@ -730,6 +731,17 @@ static void steps_ahead_say_what_steps_one_by_one_say(void)
     }
 }
 
+static void planning_costs_on_the_card_what_the_design_says(void)
+{
+    const sop_limits limits = {
+        .ctx = 512, .max_seqs = PLAN_SEQS, .max_tokens = PLAN_SEQS * 256, .max_outs = PLAN_SEQS};
+    struct opened o;
+    CHECK(open_model(&o, card, "qwen2/model.gguf", NULL, &limits));
+    const struct plan_costs costs = plan_costs_of(o.super, 2);
+    CHECK(costs.decode < 5 && costs.ragged < 5 && costs.miss < 30);
+    close_model(&o);
+}
+
 /* What the model takes of the card: its pools. Beside them there are the context and the kernels' code,
  * which the first model brings, and the recorded steps. */
 static void the_card_holds_what_was_predicted(void)
@@ -949,6 +961,7 @@ int main(int argc, char **argv)
     PICK(invariant_numerics_give_the_same_bits_in_any_batch);
     PICK(greedy_tokens_are_those_of_the_cpu_around_512_tokens);
     PICK(steps_ahead_say_what_steps_one_by_one_say);
+    PICK(planning_costs_on_the_card_what_the_design_says);
     PICK(the_card_holds_what_was_predicted);
     PICK(a_row_that_fails_on_the_card_is_replaced);
     PICK(a_fault_that_takes_the_card_is_told_at_the_next_start);

@@ -275,6 +275,21 @@ void sop_super_counts_of(const sop_super *s, sop_super_counts *out)
     sop_kv_moved(s->kv, &out->pages_out, &out->pages_in);
 }
 
+/* Whether all ids are from 0 to last. Two at a time, with no branch for any: a difference that is negative has
+ * its top bit set, and what it borrows from the other only comes with that bit. */
+static bool are_known(const int32_t *ids, int32_t n, uint32_t last)
+{
+    const uint64_t most = (uint64_t)last << 32 | last;
+    uint64_t bits = 0;
+    int32_t k = 0;
+    for (uint64_t two; k + 2 <= n; k += 2) {
+        memcpy(&two, ids + k, sizeof two);
+        bits |= two | (most - two);
+    }
+    if (k < n) bits |= (uint32_t)ids[k] | (last - (uint32_t)ids[k]);
+    return (bits & 0x8000000080000000u) == 0;
+}
+
 sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items,
                            sop_step_class *class)
 {
@@ -293,7 +308,8 @@ sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_i
         if (it->n_ids < 1 || !it->ids)
             return sop_fail(SOP_E_ARG, "step: sequence %d brings %d tokens, must be >= 1", it->seq,
                             it->n_ids);
-        for (int32_t k = 0; k < it->n_ids; k++)
+        const bool known = are_known(it->ids, it->n_ids, (uint32_t)f->vocab - 1);
+        for (int32_t k = 0; k < it->n_ids && !known; k++)
             if (it->ids[k] < 0 || it->ids[k] >= f->vocab)
                 return sop_fail(SOP_E_ARG,
                                 "step: token %d of sequence %d is id %d, must be 0 to %lld", k,
