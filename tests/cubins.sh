@@ -25,7 +25,7 @@ _sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
 allowed='
 sop_linear_any   192   its arguments, taken by an index
 sop_layer_decode_sm90   64   sincosf of large angles
-sop_decode_sm80  16   three addresses beside heads of 256, outside of the loop, on 8.0 alone
+sop_decode_sm80  24   addresses beside heads of 256, or of 128 with ALiBi on 8.0, outside of the loop
 sop_sample_split_first  8    the bound on registers, for many threads
 sop_sample_split_second 24   the same
 sop_sample_split_third  232  words of a tile, taken by an index

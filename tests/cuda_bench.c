@@ -31,6 +31,8 @@ struct line {
 #define GATE_UP "n=18944 n1=18944 k=3584 w=bf16 w1=bf16 x=bf16 y=bf16 "
 #define DOWN "n=3584 k=18944 w=bf16 x=bf16 y=bf16 "
 #define BF16 " q=bf16 kv=bf16 o=bf16 causal=1"
+#define I8 " q=bf16 kv=i8 o=bf16 causal=1"
+#define F8 " q=bf16 kv=f8 o=bf16 causal=1"
 #define SKINNY "linear", "linear_skinny_sm90", "linear_cuda"
 #define LONG "linear", "linear_stream_sm90", "linear_cuda"
 #define STREAM "linear", "linear_stream_quant_sm90", "linear_cuda"
@@ -42,6 +44,8 @@ struct line {
 #define WIDENED "linear", "linear_gemm_widened_sm90"
 #define PREFILL "attention", "attention_prefill_sm90"
 #define DECODE "attention", "attention_decode_sm80", "attention_cuda"
+#define FEW "attention", "attention_decode_few_sm90", "attention_cuda"
+#define BYTES "attention", "attention_decode_bytes_sm80", "attention_cuda"
 #define EMBED "embed", "embed_wide_sm80", "embed_cuda"
 #define ROPE "rope", "rope_wide_sm80", "rope_cuda"
 #define APPEND "kv_append", "kv_append_wide_sm80", "kv_append_cuda"
@@ -169,7 +173,16 @@ static const struct line lines[] = {
     {DECODE, "tokens=16 seqs=16 max_kv=16384 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
     {DECODE, "tokens=1 max_kv=131072 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
     {DECODE, "tokens=1 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {FEW, "tokens=1 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
     {DECODE, "tokens=1 max_kv=512 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {FEW, "tokens=1 max_kv=512 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {FEW, "tokens=1 max_kv=512 heads=28 kv_heads=4 k=128 page=16" BF16, 0},
+    {FEW, "tokens=1 max_kv=131072 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {FEW, "tokens=1 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" F8, 0},
+    {BYTES, "tokens=16 seqs=16 max_kv=4096 heads=32 kv_heads=8 k=128 page=64" I8, 0},
+    {BYTES, "tokens=16 seqs=16 max_kv=4096 heads=32 kv_heads=8 k=128 page=64" F8, 0},
+    {BYTES, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" F8, 0},
+    {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=128 page=8" BF16, 0},
     {DECODE, "tokens=32 seqs=32 max_kv=65536 heads=64 kv_heads=8 k=128 page=16 pages=5088" BF16,
      512},
     {DECODE, "tokens=64 seqs=64 max_kv=2048 heads=14 kv_heads=2 k=64 page=16" BF16, 0},

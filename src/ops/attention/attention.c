@@ -346,7 +346,7 @@ static const char *takes_floats(const void *desc)
     return sop_refuse_f64(((const sop_attention_desc *)desc)->q_dtype);
 }
 
-static const sop_param decode_params[] = {{"seg_cost", 4, 64, 2, 16}};
+static const sop_param decode_params[] = {{"seg_cost", 8, 64, 2, 8}};
 #endif
 static const sop_param ring_params[] = {{"keys", 1024, 16384, 2, 4096}};
 
@@ -358,6 +358,9 @@ static const sop_param ring_params[] = {{"keys", 1024, 16384, 2, 4096}};
      .run = sop_attention_##path##_##target}
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_few_sm90", "cuda", SOP_CUDA_SM90,
+     SOP_ROW_ROUNDS | SOP_ROW_TILED, .refuse = sop_attention_decode_few_refuse,
+     .plan = sop_attention_decode_few_plan, .run = sop_attention_decode_few_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_sm80", "cuda", SOP_CUDA_SM80,
      SOP_ROW_ROUNDS | SOP_ROW_TILED, .params = decode_params, .n_params = 1,
      .refuse = sop_attention_decode_refuse, .plan = sop_attention_decode_plan,
@@ -368,6 +371,10 @@ static const sop_row rows[] = {
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_prefill_sm80", "cuda", SOP_CUDA_SM80,
      SOP_ROW_ROUNDS | SOP_ROW_FLASH, .refuse = sop_attention_prefill_sm80_refuse,
      .run = sop_attention_prefill_sm80},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_bytes_sm80", "cuda", SOP_CUDA_SM80,
+     SOP_ROW_ROUNDS | SOP_ROW_TILED, .params = decode_params, .n_params = 1,
+     .refuse = sop_attention_decode_bytes_refuse, .plan = sop_attention_decode_plan,
+     .run = sop_attention_decode_bytes_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_codes_sm80", "cuda", SOP_CUDA_SM80,
      SOP_ROW_ROUNDS | SOP_ROW_TILED, .refuse = sop_attention_decode_codes_refuse,
      .plan = sop_attention_decode_codes_plan, .run = sop_attention_decode_codes_sm80},
@@ -465,6 +472,22 @@ static const char *const cases[] = {
     "kp_token=272 kp_head=17408 vp_token=264 vp_head=16896 kp_page=69632 vp_page=67584",
     "tokens=3 seqs=3 max_kv=50 heads=2 k=144 q=bf16 kv=bf16 o=bf16 causal=1 page=16", /* beyond */
     "tokens=5 max_kv=9 heads=2 k=8 causal=1 cap=3 q=f64 kv=f64 o=f64",
+    /* one query: all CTAs share its keys */
+    "tokens=1 max_kv=0 heads=8 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
+    "tokens=1 max_kv=1 heads=8 kv_heads=8 k=64 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
+    "tokens=1 max_kv=17 heads=28 kv_heads=4 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=8 sinks=1",
+    "tokens=1 max_kv=1027 heads=64 kv_heads=8 k=128 q=f16 kv=f16 o=f16 causal=1 page=64",
+    "tokens=1 max_kv=2050 heads=20 kv_heads=2 k=80 kv=bf16 page=48 cap=30",
+    "tokens=1 max_kv=700 heads=5 kv_heads=1 k=112 q=bf16 kv=bf16 o=bf16 causal=1 page=8 window=333",
+    "tokens=1 max_kv=5000 heads=3 kv_heads=3 k=96 kv=f16 causal=1 page=24 q_head=104 o_head=112",
+    "tokens=1 max_kv=1500 heads=14 kv_heads=2 k=64 kv=f16 causal=1 page=16 window=40 sinks=1",
+    "tokens=1 max_kv=1000 heads=16 kv_heads=2 k=128 q=bf16 kv=i8 o=bf16 causal=1 page=16",
+    /* pages of 8 in units of 16 keys; codes of every head */
+    "tokens=4 seqs=4 max_kv=333 heads=8 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=8",
+    "tokens=6 seqs=3 max_kv=200 heads=4 kv_heads=2 k=256 q=f16 kv=f16 o=f16 causal=1 page=24 window=70",
+    "tokens=9 seqs=5 max_kv=450 heads=12 kv_heads=1 k=128 q=f16 kv=f8 o=f16 causal=1 page=8 cap=20",
+    "tokens=5 seqs=5 max_kv=300 heads=6 kv_heads=2 k=96 q=bf16 kv=i8 o=bf16 causal=1 page=24 sinks=1",
+    "tokens=7 seqs=4 max_kv=210 heads=3 kv_heads=1 k=64 q=bf16 kv=f8 o=bf16 page=40",
     /* many queries of every head, around the tiles' and boxes' ends */
     "tokens=64 max_kv=64 heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1",
     "tokens=128 max_kv=128 heads=2 k=128 q=f16 kv=f16 o=f16 causal=1 page=24",
