@@ -31,7 +31,6 @@ extern "C" const char *sop_attention_prefill_refuse(const void *desc)
     if (why) return why;
     if (!kernel_for(d).run)
         return "heads are neither of 64 to 128 by 16, 160, 192 or 256, nor of 192 with values of 128";
-    if (d->k != 64 && d->k != 128 && d->k != 256) return "heads of 80 to 192 await their proof";
     if (!(d->paths & (SOP_ROW_FLASH | SOP_ROW_RING))) return "no path of it is a candidate";
     if (d->page % 8) return "pages are no multiple of 8 tokens";
     if (d->window > INT32_MAX || d->max_kv > INT32_MAX - 256) return "sequences are too long";
