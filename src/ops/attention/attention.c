@@ -205,8 +205,9 @@ static void fill_codes(const sop_attention_desc *d, const sop_operand *args, int
         ((float *)args[scales].data)[g] = 0.011f * (float)(1 + g % 3);
 }
 
-/* Slopes as in their paper; a third of the mask hides its key, and every seventh query sees none. What
- * was there of a mask of numbers stays elsewhere. */
+/* Slopes as in their paper. Of the mask, in turns of 384 tokens and of 256 keys: a third hides its key, and
+ * every seventh query sees none; all is hidden; nothing is. What was there of a mask of numbers stays
+ * elsewhere. */
 static void fill_terms(const sop_attention_desc *d, const sop_operand *args)
 {
     uint64_t state = 11;
@@ -218,11 +219,12 @@ static void fill_terms(const sop_attention_desc *d, const sop_operand *args)
         for (int64_t j = 0; j < d->max_kv; j++) {
             const int64_t at =
                 row / d->mask_heads * d->mask_stride + row % d->mask_heads * d->mask_head + j;
-            const int hides = sop_random(&state) % 3 == 0 || row % 7 == 6;
+            const int64_t turn = (row / d->mask_heads / 384 + j / 256) % 3;
+            const int hides = turn ? turn == 1 : sop_random(&state) % 3 == 0 || row % 7 == 6;
             if (d->mask_dtype == SOP_U8)
                 ((uint8_t *)mask)[at] = (uint8_t)(hides ? 0 : 1 + j % 255);
-            else if (hides)
-                sop_store(mask, d->mask_dtype, at, -INFINITY);
+            else if (hides || turn == 2)
+                sop_store(mask, d->mask_dtype, at, hides ? -INFINITY : 0);
         }
 }
 
@@ -485,11 +487,16 @@ static const char *const cases[] = {
     "tokens=63 max_kv=63 heads=2 k=256 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
     "tokens=140 seqs=2 max_kv=300 heads=4 kv_heads=2 k=256 q=bf16 kv=bf16 o=bf16 causal=1 cap=50 "
     "window=64 page=16", /* gemma2 */
+    "tokens=193 max_kv=193 heads=2 kv_heads=1 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=8",
+    "tokens=577 seqs=3 max_kv=450 heads=2 k=96 q=bf16 kv=bf16 o=bf16 causal=1 window=130 page=24",
     "tokens=513 max_kv=513 heads=1 k=256 q=f16 kv=f16 o=f16 causal=1 page=520 q_head=264 o_head=264",
     "tokens=150 seqs=2 max_kv=290 heads=4 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 mask_heads=2 "
     "mask=u8",
     "tokens=70 max_kv=300 heads=2 k=64 q=f16 kv=f16 o=f16 mask_heads=1 mask=bf16 mask_head=301 cap=20",
     "tokens=130 seqs=2 max_kv=200 heads=2 k=256 kv=bf16 causal=1 alibi=1 mask_heads=1 mask=f16",
+    "tokens=400 max_kv=800 heads=2 k=64 q=bf16 kv=bf16 o=bf16 mask_heads=2 mask=u8 page=16",
+    "tokens=390 max_kv=790 heads=2 k=128 q=f16 kv=f16 o=f16 causal=1 mask_heads=1 mask=f32 window=600",
+    "tokens=200 max_kv=800 heads=1 k=256 q=bf16 kv=bf16 o=bf16 causal=1 mask_heads=1 mask=bf16",
     NULL,
 };
 
