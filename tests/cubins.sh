@@ -30,8 +30,7 @@ sop_sample_split_first  8    the bound on registers, for many threads
 sop_sample_split_second 24   the same
 sop_sample_split_third  232  words of a tile, taken by an index
 sop_sample_cluster      32  the bound on registers, for two blocks a multiprocessor
-sop_prefill_sm90        152 heads of 256: their sums take 128 registers of a thread
-sop_prefill_sm80        16  the same
+sop_prefill_sm80        16  heads of 256: their sums take 128 registers of a thread
 sop_gemm_sm80           24  the bound on registers, for two blocks a multiprocessor; tiles of 128 x 256
 sop_layers_decode_sm90  104 the bound on registers of 640 threads; outside of its loops
 sop_layernorm_wide      16  the bound on registers, for many threads
