@@ -163,6 +163,9 @@ static sop_status matrix(struct builder *b, const struct part *s, int64_t layer,
     if (quantised) {
         SOP_TRY(blocks_of(b, s, name, row_bytes, &own));
     } else if ((uintptr_t)data % unit) {
+        if (sop_file_lent(b->file))
+            return sop_fail(SOP_E_FORMAT, "%s: its numbers are not aligned to %zu bytes", name,
+                            unit);
         own = malloc(bytes);
         if (!own) return sop_fail(SOP_E_NOMEM, "%s: an aligned copy of %zu bytes", name, bytes);
         memcpy(own, data, bytes);
@@ -186,12 +189,20 @@ static sop_status vector(struct builder *b, const struct part *s, int64_t layer,
     sop_tensor t;
     bool quantised;
     SOP_TRY(find(b, s, layer, 0, name, sizeof name, &t, &quantised));
+    b->parameters += s->n;
+    if (sop_file_lent(b->file)) {
+        if (t.dtype != SOP_F32)
+            return sop_fail(SOP_E_FORMAT, "%s: a vector on the device is %s, must be f32", name,
+                            sop_dtype_text(t.dtype));
+        *out = sop_program_weight(b->program, name, SOP_F32, 1, s->n, (float *)t.data + s->at,
+                                  (size_t)s->n * sizeof(float));
+        return *out < 0 ? SOP_E_NOMEM : SOP_OK;
+    }
     float *floats = malloc((size_t)s->of * sizeof *floats);
     if (!floats) return sop_fail(SOP_E_NOMEM, "%s: %lld floats", name, (long long)s->of);
     sop_dequant_row(t.dtype, t.data, s->of, floats);
     *out = sop_program_floats(b->program, name, floats + s->at, s->n);
     free(floats);
-    b->parameters += s->n;
     return *out < 0 ? SOP_E_NOMEM : SOP_OK;
 }
 
@@ -640,6 +651,7 @@ sop_status sop_transformer(const sop_file *f, const sop_params *p, const sop_con
                             : SOP_F32;
     if (program->kv_dtype == SOP_F16 && act == SOP_BF16) program->kv_dtype = act;
     program->logits = LOGITS;
+    program->lent = sop_file_lent(f);
     for (size_t i = 0; i < N_PREFIXES; i++) {
         b.prefix = prefixes[i];
         if (has(&b, &EMBED, -1)) break;

@@ -63,7 +63,8 @@ struct sop_super {
     const sop_program *program;
     sop_planner *planner;
     sop_device *device;
-    sop_queue *queue;
+    sop_queue *queue; /* where steps run */
+    sop_queue *own;   /* where they are recorded; the same, unless steps run on a caller's */
     sop_config config;
     sop_super_facts facts;
     sop_kv *kv;
@@ -107,6 +108,8 @@ sop_status sop_inputs_layout(sop_super *s);
 sop_operand sop_input(const sop_super *s, int32_t kind, int32_t group, int32_t tokens);
 sop_operand sop_input_live(const sop_super *s, int32_t extent);
 sop_status sop_inputs_send(sop_super *s, const sop_step_item *items, int32_t n_items);
+/* In the place of what was sent: what lies on the device, or NULL. */
+sop_status sop_inputs_take(sop_super *s, const int32_t *ids, const int32_t *pos);
 
 /* place.c */
 sop_status sop_place_buffers(const sop_program *p, const sop_super_facts *f, size_t *at,
@@ -153,8 +156,9 @@ typedef struct sop_shape {
 } sop_shape;
 sop_status sop_super_shapes(const sop_super *s, sop_shape **out, int32_t *n);
 
-/* super.c: counts what the items bring, and says what does not fit. */
-sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items,
+/* super.c: counts what the items bring, and says what does not fit. has_ids: so that they can be looked
+ * at. */
+sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items, bool has_ids,
                            sop_step_class *class);
 
 /* Pages for the new tokens of a sequence of this step. Those that waited longest go to the host
@@ -170,6 +174,7 @@ typedef struct sop_super_spec {
     int64_t ctx, kv_tokens;
     int32_t max_seqs, max_tokens, max_outs;
     size_t base_bytes;
+    sop_queue *queue; /* a caller's, or NULL */
 } sop_super_spec;
 sop_status sop_super_predict(const sop_super_spec *spec, sop_memory *out);
 sop_status sop_super_create(const sop_super_spec *spec, sop_super **out);
