@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from . import hf as _attention
+from . import stack as _stack
 from .cache import GrowingLayer, grow
 
 ops = torch.ops.superop
@@ -198,7 +199,7 @@ class _Layer:
         if hasattr(module, "_hf_hook"):
             return "a hook of accelerate's"
         for name, inner in module.named_modules():
-            if name and (inner._forward_hooks or inner._forward_pre_hooks):
+            if name and _stack.hooked(inner):
                 return f"a hook on {name}"
         return None
 
@@ -366,11 +367,13 @@ class Patched:
 
     def __init__(self):
         self.layers, self.refused, self.modules = 0, {}, []
-        self.implementation = None
+        self.implementation = self.stack = None
+        self.apart = "not asked for"  # why the decoder is not one operator
 
     def __repr__(self):
         why = "".join(f"; {name}: {text}" for name, text in self.refused.items())
-        return f"superop: {self.layers} layers patched, {len(self.refused)} not{why}"
+        one = "as one operator" if self.stack else f"one by one ({self.apart})"
+        return f"superop: {self.layers} layers patched, {one}, {len(self.refused)} not{why}"
 
 
 def _bind(patched, module, forward):
@@ -378,11 +381,16 @@ def _bind(patched, module, forward):
     patched.modules.append(module)
 
 
-def patch(model):
+def patch(model, stack=None, tokens=65536, sequences=64, step_tokens=4096):
     """Put the decoder layers of a model of Transformers on superop; its parameters stay where they are.
-    Returns what was done. A second patch() is the same as one."""
+    Returns what was done. A second patch() is the same as one.
+
+    stack        whether the whole decoder becomes one operator where that is possible; None: on a card
+    tokens       keys and values that this operator has memory for, of all sequences together
+    sequences    that it holds at once
+    step_tokens  of one call: longer prompts go in several"""
     unpatch(model)
-    patched = Patched()
+    patched, decoder = Patched(), None
     for name, parent in model.named_modules():
         layers, rotary = getattr(parent, "layers", None), getattr(parent, "rotary_emb", None)
         if not isinstance(layers, nn.ModuleList) or rotary is None:
@@ -402,6 +410,7 @@ def patch(model):
             first, offset = False, family[0]
         if first:
             continue
+        decoder = parent
         step.group.refresh()  # here, so that nothing of it is made inside a recording
         _bind(patched, rotary, _rotary_forward(rotary))
         norm = getattr(parent, "norm", None)
@@ -414,6 +423,15 @@ def patch(model):
         patched.implementation = model.config._attn_implementation
         model.set_attn_implementation("superop")
     object.__setattr__(model, "_superop", patched)
+    if decoder is not None and (stack or (stack is None and decoder.embed_tokens.weight.is_cuda)):
+        patched.apart = "some layers are not patched" if patched.refused else _stack.refusal(model, decoder)
+        if patched.apart is None:
+            try:
+                patched.stack = _stack.Stack(model, decoder, tokens, sequences, step_tokens)
+            except RuntimeError as why:
+                patched.apart = str(why)
+        if patched.stack:
+            _bind(patched, model, _stack.forward_of(model, patched.stack))
     return patched
 
 
@@ -430,8 +448,9 @@ def unpatch(model):
 
 
 def explain(model, batch=1, length=1):
-    """What runs for a batch of sequences of this length in one layer of a patched model: a line for each
-    operator, with the row the library chose; linears on a CPU are PyTorch's. Returns the text."""
+    """What runs for a batch of sequences of this length in a patched model: a line for each operator of one
+    layer, with the row the library chose (linears on a CPU are PyTorch's), and before them what the decoder
+    as one operator runs. Returns the text."""
     from . import _lib
 
     patched = getattr(model, "_superop", None)
@@ -441,8 +460,11 @@ def explain(model, batch=1, length=1):
     weight = layer.self_attn.o_proj.weight
     x = torch.zeros(batch, length, weight.shape[0], dtype=weight.dtype, device=weight.device)
     positions = torch.arange(length, device=weight.device).unsqueeze(0)
+    lines = [f"{type(layer).__name__}, batch {batch}, length {length}, {weight.dtype}, {weight.device}"]
+    if patched.stack:
+        lines += ["the decoder as one operator:"] + [f"  {text}" for text in patched.stack.lines(batch, length)]
+        lines += ["one of its layers alone:"]
     with _lib.rows() as seen, torch.no_grad():
         layer.forward(x, position_ids=positions)
-    lines = [f"{type(layer).__name__}, batch {batch}, length {length}, {weight.dtype}, {weight.device}"]
     lines += [f"  {op:14} {row}" for op, row in seen]
     return "\n".join(lines + [repr(patched)])
