@@ -102,12 +102,12 @@ static void planning_costs_what_the_design_says(void)
     sop_model *m;
     sop_super *s = super_of("qwen2/model.gguf", NULL, &limits, &rt, &m);
     sop_steps *steps;
-    sop_step_class c = sop_steps_class(s, 64, 64, 64, sop_steps_paths(s, 64, 1, 100));
+    sop_step_class c = sop_steps_class(s, 64, 64, 64, sop_steps_paths(s, 64, 1, 100), 100);
     CHECK(sop_steps_get(s, &c, &steps) == SOP_OK);
     for (int i = 0; i < BATCHES; i++) {
         const double t0 = sop_now_s();
         for (int k = 0; k < BATCH; k++) {
-            c = sop_steps_class(s, 64, 64, 64, sop_steps_paths(s, 64, 1, 100));
+            c = sop_steps_class(s, 64, 64, 64, sop_steps_paths(s, 64, 1, 100), 100);
             CHECK(sop_steps_get(s, &c, &steps) == SOP_OK);
         }
         t[i] = (sop_now_s() - t0) / BATCH;

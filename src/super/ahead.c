@@ -155,7 +155,7 @@ sop_status sop_super_ahead(sop_super *s, const sop_step_item *items, int32_t n_i
             return sop_fail(SOP_E_ARG,
                             "ahead: sequence %d brings %d tokens and wants %d, must be 1 and %d",
                             items[i].seq, items[i].n_ids, items[i].want, SOP_WANT_LAST);
-    SOP_TRY(sop_super_sense(s, items, n_items, true, &class));
+    SOP_TRY(sop_super_sense(s, items, n_items, true, n_steps, &class));
     int32_t reserved = 0;
     sop_status status = SOP_OK;
     while (reserved < n_items && status == SOP_OK) {

@@ -21,7 +21,7 @@ struct life {
 sop_status sop_place_buffers(const sop_program *p, const sop_super_facts *f, size_t *at,
                              size_t *bytes, size_t *save)
 {
-    const sop_step_class most = {f->max_tokens, f->max_seqs, f->max_outs, 0};
+    const sop_step_class most = {f->max_tokens, f->max_seqs, f->max_outs, 0, 0};
     struct life *life = calloc((size_t)p->n_buffers + 1, sizeof *life);
     if (!life) return sop_fail(SOP_E_NOMEM, "super: %d buffers", p->n_buffers);
     *bytes = *save = 0;

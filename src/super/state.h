@@ -23,6 +23,7 @@
 typedef struct sop_step_class {
     int32_t tokens, seqs, outs; /* bounds, from the ladder */
     uint32_t paths;             /* attention paths that the thresholds allow */
+    int32_t keys;               /* that a sequence has at most */
 } sop_step_class;
 
 /* A row and its call; the call points into the step plan. */
@@ -118,8 +119,9 @@ int64_t sop_extent_of(const sop_step_class *c, int32_t extent);
 
 /* steps.c */
 uint32_t sop_steps_paths(const sop_super *s, int32_t seqs, int64_t most_queries, int64_t longest);
+/* longest: keys of the longest sequence, after the step */
 sop_step_class sop_steps_class(const sop_super *s, int32_t tokens, int32_t seqs, int32_t outs,
-                               uint32_t paths);
+                               uint32_t paths, int64_t longest);
 sop_status sop_steps_get(sop_super *s, const sop_step_class *c, sop_steps **out);
 sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, sop_steps **out);
 void sop_steps_desc(const sop_super *s, const sop_module *m, const sop_step_class *c,
@@ -157,9 +159,9 @@ typedef struct sop_shape {
 sop_status sop_super_shapes(const sop_super *s, sop_shape **out, int32_t *n);
 
 /* super.c: counts what the items bring, and says what does not fit. has_ids: so that they can be looked
- * at. */
+ * at. steps: of this class, one behind the other. */
 sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items, bool has_ids,
-                           sop_step_class *class);
+                           int32_t steps, sop_step_class *class);
 
 /* Pages for the new tokens of a sequence of this step. Those that waited longest go to the host
  * until there are enough; where none is left to go, or the host is full, it is refused. */

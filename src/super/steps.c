@@ -43,11 +43,20 @@ static int32_t rung(int32_t n, int32_t most)
     return r < most ? r : most;
 }
 
+/* Keys of all sequences of a step of one or two tokens, up to which few multiprocessors read them as fast as
+ * all: such steps are classes of their own, whatever context the pages have room for. */
+enum { FEW_TOKENS = 2, FEW_KEYS = 2048 };
+
 sop_step_class sop_steps_class(const sop_super *s, int32_t tokens, int32_t seqs, int32_t outs,
-                               uint32_t paths)
+                               uint32_t paths, int64_t longest)
 {
-    return (sop_step_class){rung(tokens, s->facts.max_tokens), rung(seqs, s->facts.max_seqs),
-                            outs ? rung(outs, s->facts.max_outs) : 0, paths};
+    sop_step_class c = {rung(tokens, s->facts.max_tokens), rung(seqs, s->facts.max_seqs),
+                        outs ? rung(outs, s->facts.max_outs) : 0, paths, (int32_t)s->facts.ctx};
+    const int32_t few = FEW_KEYS / c.tokens;
+    if (c.tokens <= FEW_TOKENS && longest <= few && few < c.keys &&
+        s->config.numerics != SOP_NUMERICS_INVARIANT) /* whose bits follow no length */
+        c.keys = few;
+    return c;
 }
 
 void sop_steps_desc(const sop_super *s, const sop_module *m, const sop_step_class *c,
@@ -70,7 +79,7 @@ void sop_steps_desc(const sop_super *s, const sop_module *m, const sop_step_clas
         } else {
             out->attention.pages = pages;
             out->attention.seqs = c->seqs;
-            out->attention.max_kv = s->facts.ctx;
+            out->attention.max_kv = c->keys;
             out->attention.table_stride = sop_kv_table_stride(s->kv);
             out->attention.paths = c->paths;
         }
@@ -211,7 +220,7 @@ sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, 
 static bool same_class(const sop_step_class *a, const sop_step_class *b)
 {
     return a->tokens == b->tokens && a->seqs == b->seqs && a->outs == b->outs &&
-           a->paths == b->paths;
+           a->paths == b->paths && a->keys == b->keys;
 }
 
 sop_status sop_steps_get(sop_super *s, const sop_step_class *c, sop_steps **out)

@@ -42,8 +42,9 @@ static sop_status size_scratch(sop_super *s)
     for (int32_t tokens = 1;; tokens = 2 * tokens < f->max_tokens ? 2 * tokens : f->max_tokens) {
         const int32_t most = tokens < f->max_seqs ? tokens : f->max_seqs;
         for (int32_t seqs = 1; seqs <= most; seqs = seqs == most ? most + 1 : most)
-            for (size_t k = 0; k < sizeof paths / sizeof *paths; k++) {
-                const sop_step_class c = sop_steps_class(s, tokens, seqs, f->max_outs, paths[k]);
+            for (size_t k = 0; k < 2 * (sizeof paths / sizeof *paths); k++) {
+                const sop_step_class c =
+                    sop_steps_class(s, tokens, seqs, f->max_outs, paths[k / 2], k % 2 ? f->ctx : 1);
                 sop_steps *steps;
                 SOP_TRY(sop_steps_make(s, &c, SIZE_MAX, &steps));
                 for (int32_t i = 0; i < steps->n_nodes; i++)
@@ -165,8 +166,8 @@ static sop_status warm(sop_super *s)
                 const int32_t fewest = (t / 2 + n) / n; /* of the longest share, and the most */
                 const uint32_t paths =
                     sop_steps_paths(s, n, k & 1 ? fewest : t - n + 1, k & 2 ? f->ctx : 1);
-                const sop_step_class c =
-                    sop_steps_class(s, t, n, n < f->max_outs ? n : f->max_outs, paths);
+                const sop_step_class c = sop_steps_class(s, t, n, n < f->max_outs ? n : f->max_outs,
+                                                         paths, k & 2 ? f->ctx : 1);
                 SOP_TRY(warm_class(s, &c));
             }
             n = n == most ? n + 1 : 2 * n < most ? 2 * n : most;
@@ -277,7 +278,7 @@ void sop_super_counts_of(const sop_super *s, sop_super_counts *out)
 }
 
 sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items, bool has_ids,
-                           sop_step_class *class)
+                           int32_t steps, sop_step_class *class)
 {
     const sop_super_facts *f = &s->facts;
     int64_t tokens = 0, outs = 0, longest = 0, most = 0;
@@ -314,8 +315,9 @@ sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_i
     s->n_tokens = (int32_t)tokens;
     s->n_seqs = n_items;
     s->n_outs = (int32_t)outs;
+    longest += steps - 1;
     *class = sop_steps_class(s, (int32_t)tokens, n_items, (int32_t)outs,
-                             sop_steps_paths(s, n_items, most, longest));
+                             sop_steps_paths(s, n_items, most, longest), longest);
     return SOP_OK;
 }
 
@@ -380,7 +382,7 @@ sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_it
     sop_step_class class;
     sop_steps *steps;
     const double t0 = sop_now_s();
-    SOP_TRY(sop_super_sense(s, items, n_items, true, &class));
+    SOP_TRY(sop_super_sense(s, items, n_items, true, 1, &class));
     if (s->mark == &s->no_mark) { /* a row from outside may have come since */
         sop_mark *mark = sop_planner_mark(s->planner);
         if (mark) s->mark = mark;
@@ -415,7 +417,7 @@ sop_status sop_super_put(sop_super *s, const sop_step_item *items, int32_t n_ite
     sop_step_class class;
     sop_steps *steps;
     int32_t reserved;
-    SOP_TRY(sop_super_sense(s, items, n_items, !ids, &class));
+    SOP_TRY(sop_super_sense(s, items, n_items, !ids, 1, &class));
     SOP_TRY(sop_steps_get(s, &class, &steps));
     sop_status status = reserve_all(s, items, n_items, &reserved);
     if (status == SOP_OK) status = sop_inputs_send(s, items, n_items);

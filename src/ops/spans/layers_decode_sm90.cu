@@ -30,7 +30,7 @@ extern "C" const char *sop_layers_decode_refuse(const void *desc)
     if (d > (tokens > 2 ? layers_normer<4>::KEPT * layers_normer<4>::STEP
                         : layers_normer<1>::KEPT * layers_normer<1>::STEP))
         return "the residual is too wide for so many tokens";
-    if (tokens * core->table_stride * core->page > MOST_KEYS)
+    if (tokens * core->max_kv > MOST_KEYS)
         return "sequences may be longer than the clusters of their heads should read";
     return NULL;
 }
