@@ -472,7 +472,8 @@ class Stack:
 
         def hear(module, layer, repeats, row):
             where = "" if layer < 0 else f"layer {layer}" if repeats == 1 else f"{repeats} layers"
-            seen.append(f"{module.decode():18} {where:10} {row.decode() if row else '-'}".rstrip())
+            if row and repeats:
+                seen.append(f"{module.decode():18} {where:10} {row.decode()}")
 
         why = _explain(self.handle, batch, length, length, _LINE(hear))
         return [why.decode()] if why else seen
