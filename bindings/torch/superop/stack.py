@@ -9,6 +9,7 @@ recorded steps, and reads the model's parameters where they are.
 
 Rows may be padded on the left: the stack has no padding, its sequences begin behind it."""
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -177,11 +178,12 @@ class Stack:
 
     def __init__(self, model, decoder, tokens, sequences, most):
         config = decoder.config
-        self.layers, self.config = decoder.layers, model.config
-        self.watched = [model.lm_head.weight, decoder.embed_tokens.weight, decoder.layers[-1].mlp.down_proj.weight]
-        self.at = [w.data_ptr() for w in self.watched]
-        self.dtype, self.device = self.watched[0].dtype, self.watched[0].device
-        self.vocab = self.watched[0].shape[0]
+        self.decoder, self.layers, self.config = decoder, decoder.layers, model.config
+        self.said = vars(model.config)  # a config is slow to ask
+        head, table = model.lm_head.weight, decoder.embed_tokens.weight
+        some = (model.lm_head, decoder.embed_tokens, decoder.layers[0].self_attn.o_proj, decoder.layers[-1].mlp.down_proj)
+        self.watched = [(m._parameters, m.weight.data_ptr()) for m in some]  # where parameters were
+        self.dtype, self.device, self.vocab = head.dtype, head.device, head.shape[0]
         self.index = -1
         self.stream = None
         if self.device.type == "cuda":
@@ -195,8 +197,8 @@ class Stack:
                 self.narrow.append(p)
                 self.wide.append(at)
             self.named.append(("model." + name, at))
-        if self.watched[0] is not self.watched[1]:
-            self.named.append(("lm_head.weight", self.watched[0].detach()))
+        if head is not table:
+            self.named.append(("lm_head.weight", head.detach()))
         self.refresh()
         self.most, self.sequences = max(most, sequences), sequences
         tensors = (_Tensor * len(self.named))()
@@ -208,15 +210,22 @@ class Stack:
         limits = (_L * 4)(context, sequences, self.most, tokens)
         self.handle = None
         handle = _P()
-        why = _open(self.index, self.stream, text, tensors, len(tensors), limits, ctypes.byref(handle))
+        self.alone = self.index < 0 or torch.cuda.device_count() == 1
+        with self.here():
+            why = _open(self.index, self.stream, text, tensors, len(tensors), limits, ctypes.byref(handle))
         if why:
             raise RuntimeError("superop: " + why.decode())
         self.handle = handle
 
     def __del__(self):
-        if self.handle:
-            _close(self.handle)
+        if getattr(self, "handle", None):
+            with self.here():
+                _close(self.handle)
             self.handle = None
+
+    def here(self):
+        """The library makes its device the thread's; PyTorch wants its own back, where there are several."""
+        return contextlib.nullcontext() if self.alone else torch.cuda.device(self.index)
 
     def refresh(self):
         """The small parameters, in float32, as they are now."""
@@ -318,19 +327,19 @@ class Stack:
 
     def able(self, ids, cache, kwargs):
         """Whether a call is anything for the stack at all."""
-        if torch.is_grad_enabled() and any(w.requires_grad for w in self.watched):
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.decoder.parameters()):
             return False
         if ids is None or ids.dim() != 2 or ids.device != self.device or ids.shape[1] == 0:
             return False
         for key, value in kwargs.items():
             if value is not None and value is not False and key not in _KNOWN:
                 return False
-        config = self.config
-        if kwargs.get("return_dict") is False or not getattr(config, "return_dict", True):
+        said = self.said
+        if kwargs.get("return_dict", said.get("return_dict", True)) is False:
             return False
-        if kwargs.get("output_attentions", getattr(config, "output_attentions", False)):
+        if kwargs.get("output_attentions", said.get("_output_attentions", said.get("output_attentions"))):
             return False
-        if kwargs.get("output_hidden_states", getattr(config, "output_hidden_states", False)):
+        if kwargs.get("output_hidden_states", said.get("output_hidden_states")):
             return False
         if cache is not None and type(cache) is not DynamicCache:
             return False
@@ -340,8 +349,8 @@ class Stack:
             return False
         if torch.is_autocast_enabled(self.device.type):
             return False
-        for at, w in zip(self.at, self.watched):
-            if w.data_ptr() != at:
+        for p, at in self.watched:
+            if p["weight"].data_ptr() != at:
                 return False
         for layer in self.layers:
             if hooked(layer):
@@ -350,6 +359,12 @@ class Stack:
 
     def run(self, ids, mask, positions, cache, use_cache, keep, kwargs):
         """(logits, cache) of a call of the model, or None: then nothing has happened."""
+        if self.alone:
+            return self._run(ids, mask, positions, cache, use_cache, keep, kwargs)
+        with self.here():
+            return self._run(ids, mask, positions, cache, use_cache, keep, kwargs)
+
+    def _run(self, ids, mask, positions, cache, use_cache, keep, kwargs):
         if not self.able(ids, cache, kwargs) or not isinstance(keep, int) or keep not in (0, 1):
             return None
         (b, n), held, had = ids.shape, None, 0

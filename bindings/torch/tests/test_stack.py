@@ -55,12 +55,13 @@ def every(makers=MAKERS):
 def test_generate_says_what_eager_says():
     for device, model, patch in every():
         x = ids(3, 30, device)
-        for mask in (None, left(x, (0, 7, 21)), left(x, (3, 3, 3))):
+        masks = (None, left(x, (0, 7, 21)), left(x, (3, 3, 3)))
+        for mask in masks if isinstance(model, t.Qwen2ForCausalLM) else masks[1:2]:
             want, got = both(
                 model,
                 patch,
                 lambda m: m.generate(
-                    x, attention_mask=mask, max_new_tokens=40, do_sample=False, output_logits=True, return_dict_in_generate=True
+                    x, attention_mask=mask, max_new_tokens=20, do_sample=False, output_logits=True, return_dict_in_generate=True
                 ),
             )
             assert is_held(got.past_key_values)
@@ -95,13 +96,14 @@ def decode(m, x, mask=None, positions=False, keep=0, chunk=0, steps=5, after=Non
 
 def test_prompts_and_steps_are_eagers():
     for device, model, patch in every():
-        for b, n, kw in (
+        cases = (
             (1, 12, dict(keep=1)),
             (1, 12, dict(keep=0)),  # 7 rows of output: all of them at once
             (1, 90, dict(keep=0)),  # more than that: the layers ran, their keys are taken in
             (8, 60, dict(keep=1)),  # a prompt in several calls
             (2, 60, dict(keep=1, chunk=9)),
-        ):
+        )
+        for b, n, kw in cases if isinstance(model, t.Qwen2ForCausalLM) else cases[2:4]:
             x = ids(b, n, device)
             for pads in (None, [3 * i % 11 for i in range(b)]):
                 if pads and kw.get("chunk"):
@@ -250,7 +252,7 @@ def test_lower_precisions():
             x = ids(4, 40, device)
             (want, _), (got, cache) = both(model, patch, lambda m: decode(m, x, keep=1))
             assert got.dtype is dtype and is_held(cache)
-            near(want, got)
+            near(want.float(), got.float(), bound=0.02)
 
 
 def test_windows_and_others_stay_layer_by_layer():
