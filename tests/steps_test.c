@@ -85,6 +85,41 @@ static void invariant_numerics_give_the_same_bits_in_any_batch(void)
     }
 }
 
+static void one_or_two_tokens_of_few_keys_are_planned_for_so_many(void)
+{
+    enum { CTX = 4096, NEAR = 2040 };
+    const sop_limits limits = {.ctx = CTX, .max_seqs = 4, .max_tokens = 512};
+    static const int32_t cases[][3] = {/* tokens, the longest sequence, keys */
+                                       {1, 1, 2048},    {1, 2048, 2048}, {1, 2049, CTX},
+                                       {2, 1024, 1024}, {2, 1025, CTX},  {3, 1, CTX}};
+    static int32_t ids[NEAR];
+    int32_t seq, next[64];
+    sop_runtime *rt;
+    sop_model *m;
+    sop_super *s = super_of("qwen2/model.gguf", NULL, &limits, &rt, &m);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int32_t *c = cases[i];
+        CHECK(sop_steps_class(s, c[0], 1, 1, 1, c[1]).keys == c[2]);
+    }
+    for (int32_t i = 0; i < NEAR; i++) ids[i] = id_of(i);
+    CHECK(sop_super_open(s, &seq) == SOP_OK);
+    sop_step_item it = {.seq = seq, .n_ids = 510, .ids = ids, .want = SOP_WANT_LAST};
+    for (; it.ids < ids + NEAR; it.ids += it.n_ids)
+        CHECK(sop_super_step(s, &it, 1, next, NULL) == SOP_OK);
+    it.ids = next;
+    it.n_ids = 1;
+    CHECK(sop_super_step(s, &it, 1, next, NULL) == SOP_OK);
+    CHECK(s->classes[s->last]->class.keys == 2048);
+    CHECK(sop_super_ahead(s, &it, 1, 7, next) == SOP_OK); /* to the last of them */
+    CHECK(s->classes[s->last]->class.keys == 2048 && sop_super_length(s, seq) == 2048);
+    CHECK(sop_super_truncate(s, seq, 2047) == SOP_OK);
+    CHECK(sop_super_ahead(s, &it, 1, 2, next) == SOP_OK); /* one further on the way */
+    CHECK(s->classes[s->last]->class.keys == CTX);
+    sop_super_destroy(s);
+    sop_model_close(m);
+    sop_runtime_destroy(rt);
+}
+
 static int by_value(const void *a, const void *b)
 {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -232,6 +267,7 @@ int main(void)
 {
     RUN(the_process_holds_what_was_predicted); /* first: the mark never falls */
     RUN(invariant_numerics_give_the_same_bits_in_any_batch);
+    RUN(one_or_two_tokens_of_few_keys_are_planned_for_so_many);
     RUN(planning_costs_what_the_design_says);
     RUN(sequences_that_wait_on_the_host_answer_as_if_they_never_left);
     return test_report();
