@@ -62,13 +62,13 @@ SOP_API void sop_model_facts_of(const sop_model *m, sop_model_facts *out);
 
 /** Sizes of a super operator. 0 takes the standard value. */
 typedef struct sop_limits {
-    int64_t ctx;        /* tokens of one sequence; min(trained, 4096) */
-    int32_t max_seqs;   /* sequences at once; 1 */
-    int32_t max_tokens; /* tokens of one step; the configuration's max_step_tokens */
-    int32_t max_outs;   /* rows of output of one step; max_seqs */
-    int32_t reserved;
-    int64_t kv_tokens; /* tokens that fit in all pages together; ctx * max_seqs */
-    sop_queue *queue;  /* of the runtime's device: steps run there, in order with all that its owner
+    int64_t ctx;         /* tokens of one sequence; min(trained, 4096) */
+    int32_t max_seqs;    /* sequences at once; 1 */
+    int32_t max_tokens;  /* tokens of one step; the configuration's max_step_tokens */
+    int32_t max_outs;    /* rows of output of one step; max_seqs */
+    int32_t logits_only; /* 1: nothing is sampled, steps give logits alone */
+    int64_t kv_tokens;   /* tokens that fit in all pages together; ctx * max_seqs */
+    sop_queue *queue; /* of the runtime's device: steps run there, in order with all that its owner
                         * puts there; NULL: on one of its own */
 } sop_limits;
 

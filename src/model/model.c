@@ -276,6 +276,7 @@ static sop_super_spec spec_of(const sop_model *m, const sop_limits *limits)
                         .max_tokens = l->max_tokens ? l->max_tokens : c->max_step_tokens,
                         .max_outs = l->max_outs,
                         .queue = l->queue,
+                        .logits_only = l->logits_only != 0,
                         .base_bytes = m->base_bytes};
     if (!s.ctx) s.ctx = c->ctx;
     if (!s.ctx) s.ctx = m->params.ctx < 4096 ? m->params.ctx : 4096;

@@ -192,7 +192,8 @@ static void tensors_that_are_there_are_a_model_as_their_file_is(void)
     static const char *const of[] = {"qwen2", "llama", "gemma3"};
     for (size_t k = 0; k < sizeof of / sizeof *of; k++) {
         struct reference r = reference_of(of[k], "model");
-        const sop_limits limits = {.ctx = 64, .max_seqs = 2, .max_tokens = N, .max_outs = N};
+        const sop_limits limits = {
+            .ctx = 64, .max_seqs = 2, .max_tokens = N, .max_outs = N, .logits_only = 1};
         char path[512], config[8192] = "";
         sop_runtime *rt;
         sop_model *m = NULL;
@@ -237,6 +238,8 @@ static void tensors_that_are_there_are_a_model_as_their_file_is(void)
         }
         CHECK(worst_a <= 2e-5 * spread && worst_b <= 2e-5 * spread);
         CHECK(sop_super_put(s, &it, 1, NULL, NULL, others) == SOP_E_ARG); /* ids nowhere */
+        CHECK(sop_super_ahead(s, &it, 1, 1, places) == SOP_E_ARG);        /* nothing is sampled */
+        CHECK(sop_super_step(s, &it, 1, places, NULL) == SOP_E_ARG);
         CHECK(sop_super_extend(s, b, 1000) == SOP_E_LIMIT && sop_super_length(s, b) == N);
         sop_super_destroy(s);
         sop_model_close(m);

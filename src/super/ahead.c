@@ -146,6 +146,7 @@ sop_status sop_super_ahead(sop_super *s, const sop_step_item *items, int32_t n_i
 {
     sop_step_class class;
     const double t0 = sop_now_s();
+    if (s->logits_only) return sop_fail(SOP_E_ARG, "ahead: here nothing is sampled");
     if (n_steps < 1 || n_steps > SOP_MOST_AHEAD || n_steps > s->facts.max_tokens)
         return sop_fail(SOP_E_LIMIT, "ahead: %d steps, must be 1 to %d", n_steps,
                         SOP_MOST_AHEAD < s->facts.max_tokens ? SOP_MOST_AHEAD

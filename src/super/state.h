@@ -70,7 +70,7 @@ struct sop_super {
     sop_super_facts facts;
     sop_kv *kv;
     uint32_t bound; /* SOP_CHOOSE_ of every choice */
-    bool use_graphs;
+    bool use_graphs, logits_only;
     bool alone, blamed; /* each row is waited for; one was found to have taken the device with it */
 
     /* One reservation each. */
@@ -177,6 +177,7 @@ typedef struct sop_super_spec {
     int32_t max_seqs, max_tokens, max_outs;
     size_t base_bytes;
     sop_queue *queue; /* a caller's, or NULL */
+    bool logits_only; /* nothing is sampled */
 } sop_super_spec;
 sop_status sop_super_predict(const sop_super_spec *spec, sop_memory *out);
 sop_status sop_super_create(const sop_super_spec *spec, sop_super **out);

@@ -176,7 +176,8 @@ sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, 
         sop_node *node = &steps->nodes[steps->n_nodes];
         sop_choice choice;
         int32_t covered = 1;
-        if (sop_extent_of(c, m->extent) == 0) { /* no output is wanted */
+        /* no output is wanted, or not this one */
+        if (sop_extent_of(c, m->extent) == 0 || (s->logits_only && m->op == &sop_op_sample)) {
             i++;
             continue;
         }

@@ -104,6 +104,7 @@ static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
     SOP_TRY(sop_kv_bytes(&kv, &s->memory.kv, &s->memory.host));
     SOP_TRY(s->device->ops->queue_create(s->device, &s->own));
     s->queue = spec->queue ? spec->queue : s->own;
+    s->logits_only = spec->logits_only;
     SOP_TRY(sop_kv_create(s->device, &kv, dry, &s->kv));
     SOP_TRY(sop_place_buffers(p, &s->facts, s->buffer_at, &s->save_at, &s->save_bytes));
     s->arena_bytes = s->save_at + s->save_bytes;
@@ -147,7 +148,8 @@ static sop_status warm_class(sop_super *s, const sop_step_class *c)
 {
     sop_steps *steps;
     SOP_TRY(sop_steps_get(s, c, &steps));
-    if (c->tokens == c->seqs && c->seqs == c->outs) SOP_TRY(sop_ahead_plan(s, steps));
+    if (c->tokens == c->seqs && c->seqs == c->outs && !s->logits_only)
+        SOP_TRY(sop_ahead_plan(s, steps));
     if (sop_run_record(s, steps) != SOP_OK)
         sop_log(SOP_LOG_WARN, "super", "record tokens=%d seqs=%d why=\"%s\"", c->tokens, c->seqs,
                 sop_last_error());
@@ -382,6 +384,7 @@ sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_it
     sop_step_class class;
     sop_steps *steps;
     const double t0 = sop_now_s();
+    if (s->logits_only && next) return sop_fail(SOP_E_ARG, "step: here nothing is sampled");
     SOP_TRY(sop_super_sense(s, items, n_items, true, 1, &class));
     if (s->mark == &s->no_mark) { /* a row from outside may have come since */
         sop_mark *mark = sop_planner_mark(s->planner);

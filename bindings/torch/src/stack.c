@@ -97,6 +97,7 @@ static sop_status start(struct stack *k, int32_t index, void *stream, const char
     const sop_limits most = {.ctx = limits->ctx,
                              .max_seqs = (int32_t)limits->seqs,
                              .max_tokens = (int32_t)limits->tokens,
+                             .logits_only = 1,
                              .kv_tokens = limits->kv_tokens,
                              .queue = index < 0 ? NULL : place.queue};
     if (status == SOP_OK) status = sop_model_super(k->model, &most, &k->super);
