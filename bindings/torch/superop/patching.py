@@ -381,7 +381,7 @@ def _bind(patched, module, forward):
     patched.modules.append(module)
 
 
-def patch(model, stack=None, tokens=65536, sequences=64, step_tokens=4096):
+def patch(model, stack=None, tokens=32768, sequences=64, step_tokens=2048):
     """Put the decoder layers of a model of Transformers on superop; its parameters stay where they are.
     Returns what was done. A second patch() is the same as one.
 

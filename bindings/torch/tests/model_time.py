@@ -46,7 +46,7 @@ SHAPES = {
         max_position_embeddings=32768,
     ),
 }
-LENGTHS = (512, 300, 129, 17, 400, 64, 250, 90)
+LENGTHS = (2048, 1500, 300, 129, 17, 900, 64, 250, 1024, 700, 90, 33, 400, 1800, 512, 600)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -77,8 +77,10 @@ class Measure:
         with torch.device(DEVICE):  # no longer than this: it costs every call of PyTorch's a detour
             self.prompt = torch.randint(3, 500, (1, self.n))
             self.token = torch.randint(3, 500, (1, 1))
-            self.batch = torch.randint(3, 500, (len(LENGTHS), 512))
-            self.mask = (torch.arange(512) >= 512 - torch.tensor(LENGTHS)[:, None]).long()
+            lengths = torch.tensor(LENGTHS if DEVICE == "cuda" else [n // 16 + 1 for n in LENGTHS])
+            most = int(lengths.max())
+            self.batch = torch.randint(3, 500, (len(LENGTHS), most))
+            self.mask = (torch.arange(most) >= most - lengths[:, None]).long()
         self.place = (self.mask.cumsum(-1) - 1).clamp(min=0)
         self.parameters = sum(p.numel() * p.element_size() for p in model.parameters())
         if DEVICE == "cuda":
