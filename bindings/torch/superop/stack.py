@@ -216,6 +216,19 @@ class Stack:
         if why:
             raise RuntimeError("superop: " + why.decode())
         self.handle = handle
+        if self.index >= 0:
+            with self.here(), torch.no_grad():
+                self.warm(min(context, self.most))
+
+    def warm(self, most):
+        """What steps of few tokens run is recorded by now; the kernels of long prompts are loaded at their
+        first use, which is here."""
+        n = 512
+        while n <= most:
+            seq = _begin(self.handle)
+            self.prompt([seq], [n], torch.zeros(1, n, dtype=torch.long, device=self.device), None, None, False)
+            self.end(seq)
+            n *= 2
 
     def __del__(self):
         if getattr(self, "handle", None):

@@ -124,7 +124,7 @@ class Measure:
 
     def shapes(self):
         draw, worst, slowest = random.Random(0), 0, None
-        self.prefill(), self.step()
+        self.step()
         for i in range(200):
             b, n = draw.choice((1, 2, 3, 5, 8, 13)), draw.randint(1, 700)
             x, mask = torch.randint(3, 500, (b, n)), torch.ones(b, n, dtype=torch.long)
