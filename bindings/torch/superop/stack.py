@@ -193,7 +193,8 @@ class Stack:
         for name, p in decoder.named_parameters():
             at = p.detach()
             if p.dim() == 1 and p.dtype is not torch.float32:
-                at = torch.empty_like(p, dtype=torch.float32, requires_grad=False)
+                with torch.inference_mode(False):
+                    at = torch.empty_like(p, dtype=torch.float32, requires_grad=False)
                 self.narrow.append(p)
                 self.wide.append(at)
             self.named.append(("model." + name, at))
