@@ -162,7 +162,7 @@ sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, 
     steps->args = calloc(n * SOP_MAX_ARGS + 1, sizeof *steps->args);
     steps->descs = calloc(n + 1, sizeof *steps->descs);
     steps->desc_of = calloc(n + 1, sizeof *steps->desc_of);
-    steps->op_of = calloc(n + 1, sizeof *steps->op_of);
+    steps->op_of = calloc(n + 1, sizeof *steps->op_of); /* NOLINT(bugprone-sizeof-expression) */
     if (!steps->nodes || !steps->args || !steps->descs || !steps->desc_of || !steps->op_of)
         status = sop_fail(SOP_E_NOMEM, "super: a step plan of %zu modules", n);
     for (size_t i = 0; i < n && status == SOP_OK; i++) {
