@@ -9,14 +9,13 @@ instance, so that unpatch() has only to take it away. A layer goes
 What a layer cannot do for a call (gradients, weights of attention, a type) goes its old way for that
 call, counted in superop.fallbacks() and said once."""
 
-import weakref
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from . import hf as _attention
 from . import stack as _stack
+from .bound import Bound
 from .cache import GrowingLayer, grow
 
 ops = torch.ops.superop
@@ -156,12 +155,12 @@ def _plain(module):
     return type(module) is nn.Linear and not hasattr(module, "_hf_hook") and type(module.weight.data) is torch.Tensor
 
 
-class _Layer:
+class _Layer(Bound):
     """The forward of a decoder layer."""
 
     def __init__(self, module, step, rotary, first, offset, sandwich):
+        super().__init__(module)
         attn, mlp = module.self_attn, module.mlp
-        self.module = weakref.ref(module)
         self.step, self.rotary, self.first, self.sandwich = step, rotary, first, sandwich
         self.kind = getattr(attn, "layer_type", None)
         self.index, self.dim, self.scaling = attn.layer_idx, attn.head_dim, attn.scaling
@@ -331,30 +330,32 @@ def _old_way(module, x):
     )
 
 
-def _forward(module, make):
-    """The forward of a module that make(group) is in superop."""
-    old, group = type(module).forward, _Group()
-    new = make(group)
-    group.refresh()
+class _Alone(Bound):
+    """The forward of a norm or a linear outside of the layers, which make(group) is in superop."""
 
-    def forward(x):
+    def __init__(self, module, make):
+        super().__init__(module)
+        self.group = _Group()
+        self.new = make(self.group)
+        self.group.refresh()
+
+    def __call__(self, x):
+        module = self.module()
         if _old_way(module, x):
-            return old(module, x)
-        group.refresh()
-        return new(x)
-
-    return forward
+            return type(module).forward(module, x)
+        self.group.refresh()
+        return self.new(x)
 
 
-def _rotary_forward(module):
-    old = type(module).forward
+class _Rotary(Bound):
+    """The forward of what makes cos and sin."""
 
-    def forward(x, position_ids, *args, **kwargs):
+    def __call__(self, x, position_ids, *args, **kwargs):
+        module = self.module()
+        old = type(module).forward
         if torch.compiler.is_compiling():
             return old(module, x, position_ids, *args, **kwargs)
         return _LazyRope(lambda: old(module, x, position_ids, *args, **kwargs))
-
-    return forward
 
 
 def _rope_types(rotary):
@@ -412,13 +413,13 @@ def patch(model, stack=None, tokens=32768, sequences=64, step_tokens=2048):
             continue
         decoder = parent
         step.group.refresh()  # here, so that nothing of it is made inside a recording
-        _bind(patched, rotary, _rotary_forward(rotary))
+        _bind(patched, rotary, _Rotary(rotary))
         norm = getattr(parent, "norm", None)
         if norm is not None and type(norm).__name__.endswith("RMSNorm"):
-            _bind(patched, norm, _forward(norm, lambda group: _Norm(norm, offset, group)))
+            _bind(patched, norm, _Alone(norm, lambda group: _Norm(norm, offset, group)))
     head = getattr(model, "lm_head", None)
     if patched.layers and head is not None and _plain(head):
-        _bind(patched, head, _forward(head, lambda group: _Linears(group, head)))
+        _bind(patched, head, _Alone(head, lambda group: _Linears(group, head)))
     if patched.layers and hasattr(model, "set_attn_implementation"):
         patched.implementation = model.config._attn_implementation
         model.set_attn_implementation("superop")
@@ -431,7 +432,7 @@ def patch(model, stack=None, tokens=32768, sequences=64, step_tokens=2048):
             except RuntimeError as why:
                 patched.apart = str(why)
         if patched.stack:
-            _bind(patched, model, _stack.forward_of(model, patched.stack))
+            object.__setattr__(model, "forward", _stack.Forward(model, patched.stack))
     return patched
 
 
@@ -442,6 +443,8 @@ def unpatch(model):
         return
     for module in patched.modules:
         module.__dict__.pop("forward", None)
+    if isinstance(model.__dict__.get("forward"), _stack.Forward):
+        del model.__dict__["forward"]
     if patched.implementation is not None:
         model.set_attn_implementation(patched.implementation)
     object.__delattr__(model, "_superop")

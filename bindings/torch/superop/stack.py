@@ -10,8 +10,9 @@ recorded steps, and reads the model's parameters where they are.
 Rows may be padded on the left: the stack has no padding, its sequences begin behind it."""
 
 import contextlib
+import copy
 import ctypes
-import functools
+import inspect
 import json
 import weakref
 
@@ -22,6 +23,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from . import _lib
 from . import hf as _attention
+from .bound import Bound
 from .cache import GrowingLayer
 
 ops = torch.ops.superop
@@ -113,6 +115,12 @@ class StackLayer(DynamicLayer):
 
     def __getattr__(self, name):  # dtype, device
         return getattr(self._real(), name)
+
+    def __deepcopy__(self, memo):
+        return copy.deepcopy(self._real(), memo)
+
+    def __reduce_ex__(self, protocol):
+        return self._real().__reduce_ex__(protocol)
 
     def _is(name):  # noqa: N805
         def one(self):
@@ -236,6 +244,9 @@ class Stack:
             with self.here():
                 _close(self.handle)
             self.handle = None
+
+    def __deepcopy__(self, memo):
+        return None  # it is of parameters, which the copy has elsewhere
 
     def here(self):
         """The library makes its device the thread's; PyTorch wants its own back, where there are several."""
@@ -411,6 +422,8 @@ class Stack:
             if held and said[0] != pads:
                 return None
             pads = said[0]
+        elif held and held.padded:
+            return None  # eager would see the padding
         elif n > 1 and positions is not None and not held and not bool((positions.diff() == 1).all()):
             return None  # several sequences in a row
         padded = any(pads)
@@ -435,16 +448,15 @@ class Stack:
             if seqs is None:
                 return None
             rows = self.prompt(seqs, [n - pad for pad in pads], ids, positions, mask if padded else None, every)
-            if use_cache is None:
-                use_cache = getattr(self.config, "use_cache", True)
-            if rows is None or not use_cache:
+            if cache is None and (self.said.get("use_cache", True) if use_cache is None else use_cache):
+                cache = DynamicCache(config=self.config)
+            if rows is not None and cache is not None:
+                self.hold(cache, seqs, pads, n)
+            else:
                 for seq in seqs:
                     self.end(seq)
-                if rows is None:
-                    return None
-            else:
-                cache = DynamicCache(config=self.config) if cache is None else cache
-                self.hold(cache, seqs, pads, n)
+            if rows is None:
+                return None
         return rows.view(b, n if every else 1, self.vocab), cache
 
     def step(self, held, ids, positions):
@@ -508,12 +520,16 @@ class Stack:
         return [why.decode()] if why else seen
 
 
-def forward_of(model, stack):
+class Forward(Bound):
     """The forward of a model whose decoder is a stack."""
-    old = type(model).forward.__get__(model)
 
-    @functools.wraps(old)
-    def forward(
+    def __init__(self, model, stack):
+        super().__init__(model)
+        self.stack = stack
+        self.__signature__ = inspect.signature(model.forward)
+
+    def __call__(
+        self,
         input_ids=None,
         attention_mask=None,
         position_ids=None,
@@ -525,13 +541,15 @@ def forward_of(model, stack):
         **kwargs,
     ):
         if inputs_embeds is None and labels is None and not torch.compiler.is_compiling():
-            done = stack.run(input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep, kwargs)
+            done = self.stack.run(input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep, kwargs)
             if done is not None:
                 return CausalLMOutputWithPast(logits=done[0], past_key_values=done[1])
         layers = getattr(past_key_values, "layers", None)
         if layers and type(layers[0]) is StackLayer:
             layers[0].held.release(past_key_values)
-        return old(
+        model = self.module()
+        return type(model).forward(
+            model,
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -542,5 +560,3 @@ def forward_of(model, stack):
             logits_to_keep=logits_to_keep,
             **kwargs,
         )
-
-    return forward

@@ -1,7 +1,10 @@
 """The decoder of a patched model as one operator, against eager."""
 
+import copy
 import gc
+import inspect
 import warnings
+import weakref
 
 import torch
 import transformers as t
@@ -261,6 +264,35 @@ def test_windows_and_others_stay_layer_by_layer():
         done = patch()
         assert done.stack is None and why in done.apart and why in repr(done)
         superop.unpatch(model)
+
+
+def test_copies_are_of_their_own():
+    for device, model, patch in every([qwen2]):
+        x = ids(1, 12, device)
+
+        def prefixed(m):
+            prefix = t.DynamicCache(config=m.config)
+            m(x[:, :8], past_key_values=prefix, logits_to_keep=1)
+            caches = [copy.deepcopy(prefix) for _ in range(2)]
+            a = m(x[:, 8:9], past_key_values=caches[0], logits_to_keep=1).logits
+            b = m(x[:, 9:10], past_key_values=caches[1], logits_to_keep=1).logits
+            return torch.cat([a, b, m(x[:, 8:9], past_key_values=prefix).logits])
+
+        near(*both(model, patch, prefixed))
+        names = lambda m: set(inspect.signature(m.forward).parameters)  # noqa: E731
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for p in other.parameters():
+                p.mul_(1.5)
+            got = other(x, logits_to_keep=1).logits
+            assert names(other) == names(model) and "logits_to_keep" in names(model)
+            superop.unpatch(other)
+            assert names(other) == names(model)
+            near(other(x, logits_to_keep=1).logits, got)
+        there = weakref.ref(model.model)
+        del model, patch, p, other
+        gone = there() is None  # no cycle holds its memory
+        assert gone
 
 
 def test_unpatch_and_explain():
