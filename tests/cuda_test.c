@@ -686,6 +686,74 @@ static void greedy_tokens_are_those_of_the_cpu_around_512_tokens(void)
         }
 }
 
+/* A prompt of n tokens in steps of at most 2,048, and steps of one token: the last logits of each, rows
+ * [1 + LONG_STEPS, vocab]. */
+enum { LONG_STEPS = 3, LONG_MOST = 2048, LONG_LONGEST = 4097 };
+
+static int long_logits(struct opened *o, int32_t n, float *rows)
+{
+    static int32_t ids[LONG_LONGEST + LONG_STEPS];
+    int32_t seq, next;
+    for (int32_t i = 0; i < n + LONG_STEPS; i++)
+        ids[i] = (int32_t)(((i + 1) * 7919 + i / 31 * 104729) % o->vocab);
+    if (sop_super_open(o->super, &seq) != SOP_OK) return 0;
+    for (int32_t at = 0, k = 0; at < n + LONG_STEPS;) {
+        const int32_t left = at < n ? n - at : 1, step = left < LONG_MOST ? left : LONG_MOST;
+        const sop_step_item item = {
+            .seq = seq, .n_ids = step, .ids = ids + at, .want = SOP_WANT_LAST};
+        if (sop_super_step(o->super, &item, 1, &next, rows + (size_t)k * (size_t)o->vocab) !=
+            SOP_OK) {
+            printf("%d tokens, at %d: %s\n", n, at, sop_last_error());
+            return 0;
+        }
+        at += step;
+        k += at >= n;
+    }
+    sop_super_close(o->super, seq);
+    return 1;
+}
+
+/* What 16 bits lose does not grow with the context: what is far out of the first 256 tokens' bound is wrong. */
+static void long_prompts_are_as_near_to_the_cpu_as_short_ones(void)
+{
+    static const char *const shapes[] = {HEAD64, HEAD128};
+    static const int32_t lengths[] = {200, 520, 1030, 2045, 4096, LONG_LONGEST};
+    for (size_t i = 0; i < 2; i++) {
+        const sop_limits limits = {.ctx = 8192, .max_seqs = 2, .max_tokens = LONG_MOST};
+        struct opened cpu, gpu;
+        sop_config config;
+        double shortest = 0;
+        sop_config_defaults(&config);
+        config.guard = SOP_GUARD_OFF;
+        CHECK(open_path(&gpu, card, shapes[i], NULL, 0, &config, &limits));
+        config.numerics = SOP_NUMERICS_EXACT;
+        CHECK(open_path(&cpu, NULL, shapes[i], NULL, 0, &config, &limits));
+        if (!cpu.super || !gpu.super) continue;
+        const size_t row = (size_t)cpu.vocab, all = (1 + LONG_STEPS) * row;
+        float *want = calloc(all, sizeof *want), *got = calloc(all, sizeof *got);
+        for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
+            double spread = 0, off[1 + LONG_STEPS] = {0}, most = 0;
+            CHECK(long_logits(&cpu, lengths[k], want) && long_logits(&gpu, lengths[k], got));
+            for (size_t v = 0; v < all; v++) {
+                spread = fmax(spread, fabs((double)want[v]));
+                off[v / row] = fmax(off[v / row], fabs((double)want[v] - (double)got[v]));
+            }
+            printf("%s, %d tokens: off by", i ? "heads of 128" : "heads of 64", lengths[k]);
+            for (int j = 0; j <= LONG_STEPS; j++) {
+                printf(" %.4f", off[j] / spread);
+                most = fmax(most, off[j] / spread);
+            }
+            printf(" of the spread\n");
+            if (k == 0) shortest = most;
+            CHECK(most <= 2 * shortest);
+        }
+        free(want);
+        free(got);
+        close_model(&cpu);
+        close_model(&gpu);
+    }
+}
+
 /* Some greedy and some drawn, the same tokens one step at a time and 24 ahead of the host. */
 static void steps_ahead_say_what_steps_one_by_one_say(void)
 {
@@ -948,6 +1016,7 @@ int main(int argc, char **argv)
     PICK(layers_in_one_kernel_say_what_their_modules_say);
     PICK(invariant_numerics_give_the_same_bits_in_any_batch);
     PICK(greedy_tokens_are_those_of_the_cpu_around_512_tokens);
+    PICK(long_prompts_are_as_near_to_the_cpu_as_short_ones);
     PICK(steps_ahead_say_what_steps_one_by_one_say);
     PICK(the_card_holds_what_was_predicted);
     PICK(a_row_that_fails_on_the_card_is_replaced);
