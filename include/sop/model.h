@@ -44,6 +44,8 @@ typedef struct sop_model_tensor {
  * step on.
  *
  * config   the model's config.json, zero-terminated
+ * tensors  of a Hugging Face file; beside them may stand "rotary_emb.inv_freq", the frequencies of rope
+ *          of layers that see all, as the framework has them
  *
  * Errors as of sop_model_open(). */
 SOP_API SOP_MUST_USE sop_status sop_model_of(sop_runtime *rt, const char *config,

@@ -243,6 +243,30 @@ static void tensors_that_are_there_are_a_model_as_their_file_is(void)
         CHECK(sop_super_extend(s, b, 1000) == SOP_E_LIMIT && sop_super_length(s, b) == N);
         sop_super_destroy(s);
         sop_model_close(m);
+        if (k == 0) { /* a framework's own frequencies of rope are taken: of none nothing turns */
+            static float zeros[64];
+            sop_model_tensor *more = malloc((size_t)(n + 1) * sizeof *more);
+            memcpy(more, list, (size_t)n * sizeof *more);
+            more[n] = (sop_model_tensor){.name = "model.rotary_emb.inv_freq",
+                                         .view = {.data = zeros,
+                                                  .bytes = (size_t)facts.k / 2 * sizeof(float),
+                                                  .dtype = SOP_F32,
+                                                  .ndim = 1,
+                                                  .shape = {facts.k / 2},
+                                                  .stride = {1}}};
+            CHECK(sop_model_of(rt, config, more, n + 1, &m) == SOP_OK);
+            CHECK(sop_model_super(m, &limits, &s) == SOP_OK);
+            CHECK(sop_super_open(s, &a) == SOP_OK);
+            it = (sop_step_item){.seq = a, .n_ids = N, .want = SOP_WANT_ALL};
+            CHECK(sop_super_put(s, &it, 1, r.ids, NULL, others) == SOP_OK);
+            double apart = 0;
+            for (size_t i = 0; i < N * r.vocab; i++)
+                apart = fmax(apart, fabs((double)others[i] - (double)logits[i]));
+            CHECK(apart > 1e-2 * spread);
+            sop_super_destroy(s);
+            sop_model_close(m);
+            free(more);
+        }
         list[0].view.stride[0]++;
         list[0].view.shape[0] = 2;
         CHECK(sop_model_of(rt, config, list, n, &m) == SOP_E_FORMAT);

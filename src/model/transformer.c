@@ -70,7 +70,8 @@ static const struct name EMBED = {"token_embd.weight", "embed_tokens.weight"},
                          B_GATE = {"ffn_gate.bias", "mlp.gate_proj.bias"},
                          B_UP = {"ffn_up.bias", "mlp.up_proj.bias"},
                          B_DOWN = {"ffn_down.bias", "mlp.down_proj.bias"},
-                         POST_FFN = {"post_ffw_norm.weight", "post_feedforward_layernorm.weight"};
+                         POST_FFN = {"post_ffw_norm.weight", "post_feedforward_layernorm.weight"},
+                         FREQS = {"", "rotary_emb.inv_freq"};
 
 static const char *full_name(const struct builder *b, const struct name *n, int64_t layer,
                              char *out, size_t cap)
@@ -556,6 +557,17 @@ static sop_status head(struct builder *b, int32_t embed_dtype)
     return add(b, &m);
 }
 
+/* Of tensors that are lent: a framework's own frequencies, which it may have rounded. */
+static sop_status lent_frequencies(struct builder *b)
+{
+    const struct part all = whole(&FREQS, b->p->rot / 2);
+    if (!sop_file_lent(b->file) || !has(b, &FREQS, -1)) return SOP_OK;
+    const int64_t parameters = b->parameters;
+    SOP_TRY(vector(b, &all, -1, &b->freqs[0]));
+    b->parameters = parameters;
+    return SOP_OK;
+}
+
 static sop_status frequencies(struct builder *b)
 {
     const sop_params *p = b->p;
@@ -586,7 +598,7 @@ static sop_status frequencies(struct builder *b)
         }
     }
     free(freqs);
-    return status;
+    return status == SOP_OK ? lent_frequencies(b) : status;
 }
 
 static sop_status buffers(struct builder *b)

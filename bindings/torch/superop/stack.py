@@ -198,7 +198,8 @@ class Stack:
             self.index = self.device.index or 0
             self.stream = torch._C._cuda_getCurrentRawStream(self.index)
         self.narrow, self.wide, self.named = [], [], []
-        for name, p in decoder.named_parameters():
+        # with its own frequencies: model.to(dtype) rounds them
+        for name, p in (*decoder.named_parameters(), ("rotary_emb.inv_freq", decoder.rotary_emb.inv_freq)):
             at = p.detach()
             if p.dim() == 1 and p.dtype is not torch.float32:
                 with torch.inference_mode(False):

@@ -246,6 +246,27 @@ def test_parameters_are_read_where_they_are():
             near(run(model), got)
 
 
+def test_frequencies_of_rope_are_the_models_own():
+    """model.to(torch.bfloat16) rounds them, and whoever wants others writes them there."""
+    for device, model, patch in every([qwen2, llama]):
+        x = ids(2, 90, device)
+        own = model.model.rotary_emb.inv_freq
+        for change in (lambda: own.copy_(own.bfloat16()), lambda: own.mul_(1.2)):
+            change()
+            (want, _), (got, cache) = both(model, patch, lambda m: decode(m, x, keep=1))
+            assert is_held(cache)
+            near(want, got)
+            superop.unpatch(model)
+        patch()
+        with torch.no_grad():
+            before = decode(model, x, keep=1)[0]
+            own.mul_(0.7)
+            got = decode(model, x, keep=1)[0]
+            superop.unpatch(model)
+            near(decode(model, x, keep=1)[0], got)
+        assert (before - got).abs().max() > 0.01
+
+
 def test_lower_precisions():
     for device in DEVICES:
         if device == "cpu":
