@@ -166,6 +166,9 @@ def refusal(model, decoder):
         return "layers with a window"
     if type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None:
         return "layers with a window"
+    rotary = decoder.rotary_emb
+    if rotary.attention_scaling != 1 and rotary.rope_type != "yarn":
+        return f"rope of type {rotary.rope_type} with a scale"
     if getattr(config, "quantization_config", None) is not None:
         return "quantised parameters"
     weights = [p for p in model.parameters() if p.dim() == 2]
@@ -215,7 +218,10 @@ class Stack:
         for to, (name, p) in zip(tensors, self.named):
             rows, cols = (0, p.shape[0]) if p.dim() == 1 else p.shape
             to.name, to.dtype, to.data, to.rows, to.cols = name.encode(), _TYPES[p.dtype], p.data_ptr(), rows, cols
-        text = json.dumps(json.loads(config.to_json_string(use_diff=False))).encode()
+        said = json.loads(config.to_json_string(use_diff=False))
+        if decoder.rotary_emb.attention_scaling != 1:
+            said["rope_parameters"]["attention_factor"] = float(decoder.rotary_emb.attention_scaling)
+        text = json.dumps(said).encode()
         context = min(getattr(config, "max_position_embeddings", tokens), tokens)
         limits = (_L * 4)(context, sequences, self.most, tokens)
         self.handle = None

@@ -267,6 +267,20 @@ def test_frequencies_of_rope_are_the_models_own():
         assert (before - got).abs().max() > 0.01
 
 
+def test_yarn_and_its_scale():
+    yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=128, rope_theta=10000.0)
+    for device in DEVICES:
+        model, patch = stacked(llama, device, rope_parameters=yarn)
+        x, rotary = ids(1, 90, device), model.model.rotary_emb
+        assert rotary.attention_scaling != 1
+        for _ in range(2):
+            (want, _), (got, cache) = both(model, patch, lambda m: decode(m, x, keep=1))
+            assert is_held(cache)
+            near(want, got)
+            superop.unpatch(model)
+            rotary.attention_scaling *= 1.3
+
+
 def test_lower_precisions():
     for device in DEVICES:
         if device == "cpu":
