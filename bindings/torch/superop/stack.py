@@ -167,6 +167,8 @@ def refusal(model, decoder):
     if type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None:
         return "layers with a window"
     rotary = decoder.rotary_emb
+    if not hasattr(rotary, "inv_freq"):
+        return "rope of several kinds"
     if rotary.attention_scaling != 1 and rotary.rope_type != "yarn":
         return f"rope of type {rotary.rope_type} with a scale"
     if getattr(config, "quantization_config", None) is not None:
