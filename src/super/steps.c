@@ -98,6 +98,22 @@ void sop_steps_destroy(sop_super *s, sop_steps *steps)
     free(steps);
 }
 
+/* Whether a module copies rows that are wanted, out of a buffer. */
+static bool is_copy(const sop_module *m)
+{
+    return m->op == &sop_op_embed && m->args[SOP_EMBED_TABLE].kind == SOP_ARG_BUFFER &&
+           m->desc.embed.w_dtype == m->desc.embed.y_dtype && m->desc.embed.scale == 0;
+}
+
+/* A step of one token has its wanted row where it is: the buffer that is read instead of b. */
+static int32_t stands_for(const sop_program *p, int32_t b, const sop_step_class *c)
+{
+    for (int32_t i = 0; i < p->n_modules && c->tokens == 1; i++)
+        if (is_copy(&p->modules[i]) && p->modules[i].args[SOP_EMBED_Y].index == b)
+            return p->modules[i].args[SOP_EMBED_TABLE].index;
+    return b;
+}
+
 static sop_operand bind(const sop_super *s, const sop_module *m, int32_t role, const sop_row *row,
                         const sop_step_class *c)
 {
@@ -105,10 +121,11 @@ static sop_operand bind(const sop_super *s, const sop_module *m, int32_t role, c
     const sop_program *p = s->program;
     switch (a->kind) {
     case SOP_ARG_BUFFER: {
-        const sop_buffer *b = &p->buffers[a->index];
+        const int32_t at = stands_for(p, a->index, c);
+        const sop_buffer *b = &p->buffers[at];
         const size_t rows = (size_t)sop_extent_of(c, b->extent);
         const size_t bytes = rows * b->row_bytes;
-        return (sop_operand){(char *)s->arena + s->buffer_at[a->index] + a->offset,
+        return (sop_operand){(char *)s->arena + s->buffer_at[at] + a->offset,
                              bytes > (size_t)a->offset ? bytes - (size_t)a->offset : 0};
     }
     case SOP_ARG_WEIGHT: {
@@ -167,7 +184,8 @@ sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, 
         sop_node *node = &steps->nodes[steps->n_nodes];
         sop_choice choice;
         int32_t covered = 1;
-        if (sop_extent_of(c, m->extent) == 0) { /* no output is wanted */
+        if (sop_extent_of(c, m->extent) == 0 || /* no output is wanted */
+            (c->tokens == 1 && is_copy(m))) {
             i++;
             continue;
         }
