@@ -420,7 +420,7 @@ static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
 
 /* ---- layers in one kernel ---- */
 
-enum { SPANS = 1 };
+enum { SPANS = 2 };
 
 /* Rows, and the shapes and most sequences that they take. */
 static const struct {
@@ -428,7 +428,8 @@ static const struct {
     int32_t seqs;
     const char *row[SPANS];
 } spans[SPANS] = {
-    {"head", 5, {"layer_decode_sm90"}},
+    {"head", 5, {"layer_decode_sm90", "layers_decode_sm90"}},
+    {"half", 2, {"layers_decode_sm90", "layer_decode_sm90"}},
 };
 
 struct found {
@@ -477,7 +478,9 @@ static void layers_in_one_kernel_say_what_their_modules_say(void)
     static const char *const shapes[] = {"synth:" SOP_TEST_DATA "/shapes/head64.json",
                                          "synth:" SOP_TEST_DATA "/shapes/head64.json:f16",
                                          "synth:" SOP_TEST_DATA "/shapes/head128.json",
-                                         "synth:" SOP_TEST_DATA "/shapes/head128.json:bf16"};
+                                         "synth:" SOP_TEST_DATA "/shapes/head128.json:bf16",
+                                         "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json",
+                                         "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json:f16"};
     sop_config config;
     sop_config_defaults(&config);
     config.guard = SOP_GUARD_OFF;
