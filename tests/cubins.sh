@@ -33,7 +33,7 @@ sop_sample_cluster      32  the bound on registers, for two blocks a multiproces
 sop_prefill_sm90        152 heads of 256: their sums take 128 registers of a thread
 sop_prefill_sm80        16  the same
 sop_gemm_sm80           24  the bound on registers, for two blocks a multiprocessor; tiles of 128 x 256
-sop_layers_decode_sm90  104 the bound on registers of 640 threads; outside of its loops
+sop_layers_decode_sm90  72  sincosf of large angles; for two tokens the bound on registers of 640 threads
 sop_layernorm_wide      16  the bound on registers, for many threads
 sop_norm_grad_wide      72  the same
 sop_attention_grad_mma  200 two sums of heads of 128

@@ -68,7 +68,7 @@ struct layers_args {
     unsigned long long *mail; /* [KV heads, then all clusters, tokens, d] */
     float mscale, eps[2], offset[2];
     int layers, tokens;
-    int pause;
+    int pause;     /* clocks, see layers_posted */
     int window[2]; /* slots on their way: of the others, of those with heads */
     layers_own own[LAYERS_MOST];
 };

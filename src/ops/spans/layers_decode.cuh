@@ -21,7 +21,17 @@
  *
  * Why no word or buffer is written before all have read what it held: up of a layer is posted by a CTA whose
  * cluster has summed the down of the layer before, and so has heard of every CTA; and down by one whose
- * cluster has heard of every CTA with a head. */
+ * cluster has heard of every CTA with a head. A CTA posts when all its warps have met after they read.
+ *
+ * Why all waits end:
+ * - All CTAs run at once: the launch is cooperative, and the plan refuses where fewer clusters have room. What
+ *   may start early behind it starts when all its CTAs have, and what it started early behind ends without it.
+ * - A word is 0 or has the number of a layer that is over until it is this layer's: mail is the queue's own,
+ *   whose launches follow each other, and the last reader of a launch clears it, whatever the batch.
+ * - Every CTA counts on the same bytes: what they follow from, the step's inputs, is read when all launches
+ *   before have ended.
+ * - Slots are asked for in order, by a warp that waits for those who read what the slot had, for the slot a
+ *   window before, and for the down that this CTA has posted last; none of them needs the slot. */
 #ifndef OPS_SPANS_LAYERS_DECODE_CUH
 #define OPS_SPANS_LAYERS_DECODE_CUH
 

@@ -12,7 +12,7 @@ extern "C" {
 typedef layers_model<64, 896, 2, 7, 4864, SOP_ACT_SILU, 5, 512> model; /* Qwen2-0.5B */
 
 enum { WINDOW = 3, WINDOW_HEADS = 4 }; /* slots on their way */
-enum { PAUSE = 1800 };                 /* clocks, see layers_pause() */
+enum { PAUSE = 1800 };                 /* clocks, see layers_posted */
 
 /* Keys of all tokens of a step together, from where on more multiprocessors than those of the heads'
  * clusters should read them. */

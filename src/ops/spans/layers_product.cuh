@@ -173,7 +173,9 @@ template <int N> SOP_DEV void layers_turn(layers_ring<N> &r, int slots)
     for (r.slot += slots; r.slot >= N; r.slot -= N) r.phase ^= 1;
 }
 
-/* The layers whose down this CTA has posted, and when the last of them. */
+/* The layers whose down this CTA has posted, and when the last of them. Clusters without a head have time until
+ * their next gate and up: while the memory is as busy as it can be, a word takes 2.5 us instead of 0.6. So they
+ * ask for them some clocks after they have posted. */
 struct layers_posted {
     volatile int layers;
     volatile uint32_t when;
