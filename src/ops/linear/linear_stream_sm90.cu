@@ -1,9 +1,15 @@
 #include "ops/linear/stream_launch.cuh"
 
-/* With few columns two CTAs share a multiprocessor: the next product's weights come while this one ends. */
+/* Two CTAs share a multiprocessor: the next product's weights come while this one ends. */
 template <int32_t FORMAT, typename X, int C> struct shape_of {
-    enum { SHARED = C == 8 };
-    typedef stream_shape<FORMAT, X, C, SHARED ? 2 : 3, 128, 128, SHARED ? 2 : 1> type;
+    enum {
+        HALF = sizeof(X) == 2,
+        K = HALF || C <= 16 ? 128 : 64,
+        X_DEPTH = !HALF     ? 2
+                  : C == 32 ? 4
+                            : 3
+    };
+    typedef stream_shape<FORMAT, X, C, 2, K, K, X_DEPTH, 1, 2> type;
 };
 
 /* Calls what(S()) for the kernel's shape that a desc takes. */
@@ -12,9 +18,8 @@ static sop_status with_columns(const sop_linear_desc *d, F what)
 {
     if (d->tokens <= 8) return what(typename shape_of<FORMAT, X, 8>::type());
     if (d->tokens <= 16) return what(typename shape_of<FORMAT, X, 16>::type());
-    if constexpr (sizeof(X) == 2)
-        if (d->tokens > 32) return what(typename shape_of<FORMAT, X, 64>::type());
-    return what(typename shape_of<FORMAT, X, 32>::type());
+    if (d->tokens <= 32) return what(typename shape_of<FORMAT, X, 32>::type());
+    return what(typename shape_of<FORMAT, X, 64>::type());
 }
 template <typename F> static sop_status with_shape(const sop_linear_desc *d, F what)
 {
@@ -30,8 +35,9 @@ extern "C" const char *sop_linear_stream_sm90_refuse(const void *desc)
     if (why) return why;
     if (d->x_dtype != d->w_dtype[0] && (d->x_dtype != SOP_F32 || d->w_dtype[0] != SOP_BF16))
         return "x has not the weight's type, nor is it f32 beside bf16";
-    if (d->x_dtype == SOP_F32 && d->tokens > 32) return "too many tokens in f32";
-    if (d->k < 4 * (d->n[0] + d->n[1] + d->n[2])) return "rows are not short of a quarter of k";
+    /* what has many rows fills the multiprocessors with whole ones: linear_skinny_sm90.cu */
+    if (d->tokens <= 16 && d->k < 4 * (d->n[0] + d->n[1] + d->n[2]))
+        return "few tokens, and k is not four times as long as there are rows";
     return sop_stream_refuse(d);
 }
 
@@ -49,6 +55,6 @@ extern "C" sop_status sop_linear_stream_sm90(const sop_call *call)
 {
     const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
     if (d->tokens == 0) return SOP_OK;
-    if (!sop_linear_aligned(call)) return sop_linear_cuda(call);
+    if (!sop_stream_aligned(call)) return sop_linear_cuda(call);
     return with_shape(d, [&](auto shape) { return sop_stream_run<decltype(shape)>(call); });
 }
