@@ -2,25 +2,22 @@
  * y^T[rows, tokens] = w[rows, k] x[tokens, k]^T. Weights of 16 bits, and of 8 and 4 with scales.
  *
  * The work is cut into units of one tile of rows and K columns, tile after tile. Each CTA has an equal run
- * of them, whatever the shape. Where a tile is shared by CTAs each puts its sums down, and the last to
- * arrive adds them in the order of k.
+ * of them, whatever the shape. Where a tile is shared by CTAs each puts its sums down; with few columns the
+ * last to arrive adds them, with many each a share of them, in the order of k.
  *
  *     tiles      0           1           2
  *     units   . . . . | . . . . | . . . .
  *     CTAs    0 0 0 0   0 1 1 1   1 1 2 2
  *
  * Each of WGS warpgroups has 64 rows of the tile and its own ring of their bytes, which its first thread
- * fills by TMA. Weights of 16 bits are multiplied where they lie. Rows of the others lie as in memory, 4
- * words off a multiple of 32, so that the words of 8 rows that a warp reads at once lie in 32 banks; they
- * become 16-bit floats in registers, exactly, while the block of 128 columns before is multiplied from
- * there, and the f32 sums of a block are scaled when it ends. One more warpgroup brings x to shared memory,
- * for these in the order in which lanes have their columns:
+ * fills by TMA; the first of all fills that of x. Weights of 16 bits are multiplied where they lie. Rows of
+ * the others lie as in memory, 4 words off a multiple of 32, so that the words of 8 rows that a warp reads at
+ * once lie in 32 banks; they become 16-bit floats in registers, exactly, while the block of 128 columns
+ * before is multiplied from there, and the f32 sums of a block are scaled when it ends. A lane has columns
+ * 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of each 16, halves of two words.
  *
- *     place  2 c, 2 c + 1 of 16 columns: 4 c, 4 c + 2       bytes 0 and 2 of a lane's word
- *            2 c + 8, 2 c + 9:           4 c + 1, 4 c + 3   bytes 1 and 3
- *
- * x in f32 is split there into three bf16 that sum to it and meet in one sum: the products are those of
- * f32. Weights are nobody's result: the rings fill with them while the kernel before still runs. */
+ * x in f32 comes as three bf16 that sum to it and meet in one sum: the products are those of f32. Weights
+ * are nobody's result: the rings fill with them while the kernel before still runs. */
 #ifndef OPS_LINEAR_STREAM_SM90_CUH
 #define OPS_LINEAR_STREAM_SM90_CUH
 
