@@ -83,6 +83,10 @@ const char *const sop_linear_cases[] = {
     "m=33 n=192 k=1024 w=f16 x=f16 y=f16 bias=1",
     "m=64 n=250 k=1264 w=bf16 x=bf16 y=bf16",
     "m=30 n=64 k=1544 w=bf16",
+    "m=50 n=200 k=520 w=bf16",
+    "m=17 n=129 k=8576 w=bf16 x=bf16 y=bf16", /* more units than multiprocessors: two tiles a CTA */
+    "m=9 n=257 k=17152 w=f8_128 x=bf16 y=bf16",
+    "m=17 n=193 k=17152 w=f8_128 x=bf16 y=f32",
     "m=1 n=300 k=1536 w=i4_128 x=bf16 y=bf16 bias=1", /* rows at multiples of 16 bytes */
     "m=3 n=70 n1=20 n2=9 k=640 w=i4_128 w1=i4_128 w2=i4_128 bias=5 "
     "w_stride=8 w1_stride=12 w2_stride=8",
