@@ -355,7 +355,6 @@ template <typename S>
 static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
     const __grid_constant__ stream_maps maps, const __grid_constant__ stream_args p)
 {
-    typedef typename S::T T;
     enum { SUMS = S::COLUMNS / 2 };
     extern __shared__ __align__(1024) uint8_t smem_raw[];
     const uint32_t x_at = smem_addr(smem_raw);
