@@ -26,10 +26,8 @@ allowed='
 sop_linear_any   192   its arguments, taken by an index
 sop_layer_decode_sm90   64   sincosf of large angles
 sop_decode_sm80  16   three addresses beside heads of 256, outside of the loop, on 8.0 alone
-sop_sample_split_first  8    the bound on registers, for many threads
-sop_sample_split_second 24   the same
-sop_sample_split_third  232  words of a tile, taken by an index
-sop_sample_cluster      32  the bound on registers, for two blocks a multiprocessor
+sop_sample_split_first  24   the bound on registers, for many threads
+sop_sample_split_third  176  the same, and the wishes of a row that its floor takes by their address
 sop_prefill_sm90        152 heads of 256: their sums take 128 registers of a thread
 sop_prefill_sm80        16  the same
 sop_gemm_sm80           24  the bound on registers, for two blocks a multiprocessor; tiles of 128 x 256

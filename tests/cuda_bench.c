@@ -59,7 +59,6 @@ struct line {
 #define QWEN_MOE "experts=60 n=1408 k=2048 x=bf16 w=bf16 y=bf16 "
 #define MIXTRAL "experts=8 n=14336 k=4096 x=bf16 w=bf16 y=bf16 "
 #define SAMPLE "sample", "sample_split_sm80", "sample_cuda"
-#define SAMPLE_MANY "sample", "sample_cluster_sm90", "sample_cuda"
 
 static const struct line lines[] = {
     {SKINNY, QKV "m=1", 0},
@@ -216,11 +215,11 @@ static const struct line lines[] = {
     {SAMPLE, "rows=1 vocab=151936", 0},
     {SAMPLE, "rows=1 vocab=151936", 1},
     {SAMPLE, "rows=1 vocab=151936", 2},
-    {SAMPLE_MANY, "rows=64 vocab=151936", 0},
-    {SAMPLE_MANY, "rows=64 vocab=151936", 1},
-    {SAMPLE_MANY, "rows=64 vocab=151936", 2},
-    {SAMPLE_MANY, "rows=64 vocab=151936", 3},
-    {SAMPLE_MANY, "rows=64 vocab=151936 x=bf16", 0},
+    {SAMPLE, "rows=64 vocab=151936", 0},
+    {SAMPLE, "rows=64 vocab=151936", 1},
+    {SAMPLE, "rows=64 vocab=151936", 2},
+    {SAMPLE, "rows=64 vocab=151936", 3},
+    {SAMPLE, "rows=64 vocab=151936 x=bf16", 0},
     {BIAS_ACT_GRAD, "tokens=8192 dim=4096 act=gelu x=bf16 r=bf16 dy=bf16 dx=bf16", 1},
     {BIAS_ACT_GRAD, "tokens=8192 dim=4096 act=gelu_tanh x=bf16 r=bf16 dy=bf16 dx=bf16", 1},
     {BIAS_ACT_GRAD, "tokens=8192 dim=4096 act=quick_gelu x=bf16 r=bf16 dy=bf16 dx=bf16", 2},
