@@ -48,6 +48,8 @@ check "ops shows the keys of a shape" prints "x_stride" "$superop" ops rmsnorm
 check "a shape can be checked" prints "0 failed" "$superop" check rmsnorm tokens=3 dim=77
 check "the same shape can be timed" prints "rmsnorm_ref" \
     "$superop" bench rmsnorm tokens=3 dim=77 --seconds 0.05
+check "weights of a shape are packed as each variant wants them" prints "layouts=both" \
+    "$superop" bench linear m=1 n=32 k=64 w=bf16 --seconds 0.02
 check "a pipe gets no bar and no colours" silent "$superop" check rmsnorm
 check "a missing file is said with its name" says 3 "'/no/such.gguf'" "$superop" info /no/such.gguf
 check "a model that is not pulled says how" says 3 "superop pull gemma3-270m" \

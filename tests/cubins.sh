@@ -25,15 +25,12 @@ _sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
 allowed='
 sop_linear_any   192   its arguments, taken by an index
 sop_layer_decode_sm90   64   sincosf of large angles
-sop_decode_sm80  16   three addresses beside heads of 256, outside of the loop, on 8.0 alone
-sop_sample_split_first  8    the bound on registers, for many threads
-sop_sample_split_second 24   the same
-sop_sample_split_third  232  words of a tile, taken by an index
-sop_sample_cluster      32  the bound on registers, for two blocks a multiprocessor
-sop_prefill_sm90        152 heads of 256: their sums take 128 registers of a thread
-sop_prefill_sm80        16  the same
-sop_gemm_sm80           24  the bound on registers, for two blocks a multiprocessor; tiles of 128 x 256
-sop_layers_decode_sm90  104 the bound on registers of 640 threads; outside of its loops
+sop_decode_sm80  24   addresses beside heads of 256, or of 128 with ALiBi on 8.0, outside of the loop
+sop_sample_split_first  24   the bound on registers, for many threads
+sop_sample_split_third  176  the same, and the wishes of a row that its floor takes by their address
+sop_prefill_sm80        48  places of the pieces of heads of 112; sums and scores take 192 registers
+sop_gemm_sm80           48  what is multiplied next, between tiles of 128 x 256 alone
+sop_layers_decode_sm90  72  sincosf of large angles; for two tokens the bound on registers of 640 threads
 sop_layernorm_wide      16  the bound on registers, for many threads
 sop_norm_grad_wide      72  the same
 sop_attention_grad_mma  200 two sums of heads of 128

@@ -31,6 +31,8 @@ struct line {
 #define GATE_UP "n=18944 n1=18944 k=3584 w=bf16 w1=bf16 x=bf16 y=bf16 "
 #define DOWN "n=3584 k=18944 w=bf16 x=bf16 y=bf16 "
 #define BF16 " q=bf16 kv=bf16 o=bf16 causal=1"
+#define I8 " q=bf16 kv=i8 o=bf16 causal=1"
+#define F8 " q=bf16 kv=f8 o=bf16 causal=1"
 #define SKINNY "linear", "linear_skinny_sm90", "linear_cuda"
 #define LONG "linear", "linear_stream_sm90", "linear_cuda"
 #define STREAM "linear", "linear_stream_quant_sm90", "linear_cuda"
@@ -42,6 +44,8 @@ struct line {
 #define WIDENED "linear", "linear_gemm_widened_sm90"
 #define PREFILL "attention", "attention_prefill_sm90"
 #define DECODE "attention", "attention_decode_sm80", "attention_cuda"
+#define FEW "attention", "attention_decode_few_sm90", "attention_cuda"
+#define BYTES "attention", "attention_decode_bytes_sm80", "attention_cuda"
 #define EMBED "embed", "embed_wide_sm80", "embed_cuda"
 #define ROPE "rope", "rope_wide_sm80", "rope_cuda"
 #define APPEND "kv_append", "kv_append_wide_sm80", "kv_append_cuda"
@@ -59,16 +63,20 @@ struct line {
 #define QWEN_MOE "experts=60 n=1408 k=2048 x=bf16 w=bf16 y=bf16 "
 #define MIXTRAL "experts=8 n=14336 k=4096 x=bf16 w=bf16 y=bf16 "
 #define SAMPLE "sample", "sample_split_sm80", "sample_cuda"
-#define SAMPLE_MANY "sample", "sample_cluster_sm90", "sample_cuda"
 
 static const struct line lines[] = {
     {SKINNY, QKV "m=1", 0},
     {SKINNY, QKV "m=8", 0},
     {SKINNY, QKV "m=16", 0},
     {SKINNY, QKV "m=32", 0},
+    {LONG, QKV "m=32", 0},
     {SKINNY, QKV "m=64", 0},
+    {LONG, QKV "m=64", 0},
     {SKINNY, GATE_UP "m=1", 0},
+    {SKINNY, GATE_UP "m=16", 0},
     {SKINNY, GATE_UP "m=64", 0},
+    {LONG, GATE_UP "m=32", 0},
+    {LONG, GATE_UP "m=64", 0},
     {SKINNY, DOWN "m=1", 0},
     {LONG, DOWN "m=1", 0},
     {SKINNY, DOWN "m=16", 0},
@@ -83,17 +91,18 @@ static const struct line lines[] = {
     {STREAM, WIDE "w=i4_128 m=1", 0},
     {STREAM, WIDE "w=i4_128 m=8", 0},
     {STREAM, WIDE "w=i4_128 m=16", 0},
-    {QUANT, WIDE "w=i4_128 m=64", 0},
+    {STREAM, WIDE "w=i4_128 m=32", 0},
+    {STREAM, WIDE "w=i4_128 m=64", 0},
     {STREAM, WIDE "w=f8_128 m=1", 0},
     {STREAM, WIDE "w=f8_128 m=16", 0},
-    {QUANT, WIDE "w=f8_128 m=32", 0},
-    {QUANT, WIDE "w=f8_128 m=64", 0},
+    {STREAM, WIDE "w=f8_128 m=32", 0},
+    {STREAM, WIDE "w=f8_128 m=64", 0},
     {STREAM, GATE_UP_F8 "m=16", 0},
-    {QUANT, GATE_UP_F8 "m=32", 0},
-    {QUANT, GATE_UP_F8 "m=64", 0},
+    {STREAM, GATE_UP_F8 "m=32", 0},
+    {STREAM, GATE_UP_F8 "m=64", 0},
     {STREAM, DOWN_F8 "m=16", 0},
-    {QUANT, DOWN_F8 "m=32", 0},
-    {QUANT, DOWN_F8 "m=64", 0},
+    {STREAM, DOWN_F8 "m=32", 0},
+    {STREAM, DOWN_F8 "m=64", 0},
     {STREAM, WIDE "w=i8_128 m=1", 0},
     {STREAM, WIDE "w=i8_128 m=16", 0},
     {QUANT, WIDE "w=q8_0 m=1", 0},
@@ -169,7 +178,16 @@ static const struct line lines[] = {
     {DECODE, "tokens=16 seqs=16 max_kv=16384 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
     {DECODE, "tokens=1 max_kv=131072 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
     {DECODE, "tokens=1 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {FEW, "tokens=1 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
     {DECODE, "tokens=1 max_kv=512 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {FEW, "tokens=1 max_kv=512 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {FEW, "tokens=1 max_kv=512 heads=28 kv_heads=4 k=128 page=16" BF16, 0},
+    {FEW, "tokens=1 max_kv=131072 heads=64 kv_heads=8 k=128 page=16" BF16, 0},
+    {FEW, "tokens=1 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" F8, 0},
+    {BYTES, "tokens=16 seqs=16 max_kv=4096 heads=32 kv_heads=8 k=128 page=64" I8, 0},
+    {BYTES, "tokens=16 seqs=16 max_kv=4096 heads=32 kv_heads=8 k=128 page=64" F8, 0},
+    {BYTES, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=128 page=16" F8, 0},
+    {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=128 page=8" BF16, 0},
     {DECODE, "tokens=32 seqs=32 max_kv=65536 heads=64 kv_heads=8 k=128 page=16 pages=5088" BF16,
      512},
     {DECODE, "tokens=64 seqs=64 max_kv=2048 heads=14 kv_heads=2 k=64 page=16" BF16, 0},
@@ -216,11 +234,11 @@ static const struct line lines[] = {
     {SAMPLE, "rows=1 vocab=151936", 0},
     {SAMPLE, "rows=1 vocab=151936", 1},
     {SAMPLE, "rows=1 vocab=151936", 2},
-    {SAMPLE_MANY, "rows=64 vocab=151936", 0},
-    {SAMPLE_MANY, "rows=64 vocab=151936", 1},
-    {SAMPLE_MANY, "rows=64 vocab=151936", 2},
-    {SAMPLE_MANY, "rows=64 vocab=151936", 3},
-    {SAMPLE_MANY, "rows=64 vocab=151936 x=bf16", 0},
+    {SAMPLE, "rows=64 vocab=151936", 0},
+    {SAMPLE, "rows=64 vocab=151936", 1},
+    {SAMPLE, "rows=64 vocab=151936", 2},
+    {SAMPLE, "rows=64 vocab=151936", 3},
+    {SAMPLE, "rows=64 vocab=151936 x=bf16", 0},
     {BIAS_ACT_GRAD, "tokens=8192 dim=4096 act=gelu x=bf16 r=bf16 dy=bf16 dx=bf16", 1},
     {BIAS_ACT_GRAD, "tokens=8192 dim=4096 act=gelu_tanh x=bf16 r=bf16 dy=bf16 dx=bf16", 1},
     {BIAS_ACT_GRAD, "tokens=8192 dim=4096 act=quick_gelu x=bf16 r=bf16 dy=bf16 dx=bf16", 2},

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/test.h"
 #include "ops/ops.h"
+#include "plan_costs.h"
 
 static sop_device *card;
 
@@ -90,7 +91,8 @@ static void a_recorded_call_runs_on_what_its_operands_hold_then(void)
 static void a_product_of_a_library_runs_recorded_as_it_does_eagerly(void)
 {
     enum { M = 40, LIVE = 17, WIDTH = 64, K = 136 };
-    static const char *const others[] = {"linear_skinny_sm90", "linear_gemm_sm90"};
+    static const char *const others[] = {"linear_stream_sm90", "linear_skinny_sm90",
+                                         "linear_gemm_sm90"};
     const sop_linear_desc desc = {.tokens = M,
                                   .k = K,
                                   .n = {WIDTH},
@@ -105,7 +107,7 @@ static void a_product_of_a_library_runs_recorded_as_it_does_eagerly(void)
     sop_graph *g;
     char *memory, *scratch;
     CHECK(sop_planner_create(card, "", &planner) == SOP_OK);
-    for (int i = 0; i < 2; i++)
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         CHECK(sop_planner_quarantine(planner, others[i], "the test leaves it out") == SOP_OK);
     CHECK(sop_plan_linear(planner, &desc, &plan) == SOP_OK);
     if (strcmp(sop_plan_variant(plan), "linear_cublaslt") != 0) {
@@ -140,6 +142,63 @@ static void a_product_of_a_library_runs_recorded_as_it_does_eagerly(void)
     }
     free(host);
     card->ops->graph_destroy(g);
+    card->ops->queue_destroy(q);
+    card->ops->release(card, memory, bytes);
+    card->ops->release(card, scratch, sop_plan_scratch(plan));
+    sop_plan_destroy(plan);
+    sop_planner_destroy(planner);
+}
+
+/* Ones times ones with scales that differ from block to block, through rings that turn many times: a scale
+ * read while the next one's bytes came in made sums infinite. */
+static void scales_of_long_rows_are_those_of_their_blocks(void)
+{
+    enum { M = 64, WIDTH = 8192, BLOCKS = 224, K = 128 * BLOCKS };
+    const sop_linear_desc desc = {.tokens = M,
+                                  .k = K,
+                                  .n = {WIDTH},
+                                  .w_dtype = {SOP_F8_128},
+                                  .x_dtype = SOP_BF16,
+                                  .y_dtype = SOP_F32};
+    const size_t x_bytes = (size_t)M * K * 2, w_bytes = (size_t)WIDTH * BLOCKS * 132;
+    const size_t y_bytes = (size_t)M * WIDTH * 4, bytes = x_bytes + w_bytes + y_bytes;
+    sop_planner *planner;
+    sop_plan *plan;
+    sop_queue *q;
+    char *memory, *scratch;
+    CHECK(sop_planner_create(card, "", &planner) == SOP_OK);
+    CHECK(sop_plan_linear(planner, &desc, &plan) == SOP_OK);
+    printf("by %s\n", sop_plan_variant(plan));
+    char *host = malloc(bytes), *w = host + x_bytes;
+    for (size_t i = 0; i < x_bytes; i += 2) memcpy(host + i, "\x80\x3f", 2);
+    for (int64_t i = 0; i < (int64_t)WIDTH * BLOCKS; i++) {
+        const float scale = (float)(1 + (i / BLOCKS + i % BLOCKS) % 5);
+        memcpy(w + 132 * i, &scale, 4);
+        memset(w + 132 * i + 4, 0x38, 128); /* 1 */
+    }
+    CHECK(card->ops->queue_create(card, &q) == SOP_OK);
+    CHECK(card->ops->reserve(card, bytes, (void **)&memory) == SOP_OK);
+    CHECK(card->ops->reserve(card, sop_plan_scratch(plan), (void **)&scratch) == SOP_OK);
+    const sop_operand args[SOP_LINEAR_ROLES] = {
+        [SOP_LINEAR_X] = {memory, x_bytes},
+        [SOP_LINEAR_W0] = {memory + x_bytes, w_bytes},
+        [SOP_LINEAR_Y] = {memory + x_bytes + w_bytes, y_bytes}};
+    CHECK(card->ops->copy(q, memory, host, bytes, SOP_COPY_IN) == SOP_OK);
+    for (int run = 0; run < 4; run++) {
+        const float *y = (float *)(w + w_bytes);
+        int64_t wrong = 0;
+        CHECK(sop_plan_run(plan, q, args, scratch) == SOP_OK);
+        CHECK(card->ops->copy(q, w + w_bytes, args[SOP_LINEAR_Y].data, y_bytes, SOP_COPY_OUT) ==
+              SOP_OK);
+        CHECK(card->ops->wait(q) == SOP_OK);
+        for (int64_t r = 0; r < WIDTH; r++) {
+            float sum = 0;
+            for (int64_t b = 0; b < BLOCKS; b++) sum += (float)(128 * (1 + (r + b) % 5));
+            for (int64_t t = 0; t < M; t++) wrong += y[t * WIDTH + r] != sum;
+        }
+        CHECK(wrong == 0);
+    }
+    free(host);
     card->ops->queue_destroy(q);
     card->ops->release(card, memory, bytes);
     card->ops->release(card, scratch, sop_plan_scratch(plan));
@@ -420,7 +479,7 @@ static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
 
 /* ---- layers in one kernel ---- */
 
-enum { SPANS = 1 };
+enum { SPANS = 2 };
 
 /* Rows, and the shapes and most sequences that they take. */
 static const struct {
@@ -428,7 +487,8 @@ static const struct {
     int32_t seqs;
     const char *row[SPANS];
 } spans[SPANS] = {
-    {"head", 5, {"layer_decode_sm90"}},
+    {"head", 5, {"layer_decode_sm90", "layers_decode_sm90"}},
+    {"half", 2, {"layers_decode_sm90", "layer_decode_sm90"}},
 };
 
 struct found {
@@ -477,7 +537,9 @@ static void layers_in_one_kernel_say_what_their_modules_say(void)
     static const char *const shapes[] = {"synth:" SOP_TEST_DATA "/shapes/head64.json",
                                          "synth:" SOP_TEST_DATA "/shapes/head64.json:f16",
                                          "synth:" SOP_TEST_DATA "/shapes/head128.json",
-                                         "synth:" SOP_TEST_DATA "/shapes/head128.json:bf16"};
+                                         "synth:" SOP_TEST_DATA "/shapes/head128.json:bf16",
+                                         "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json",
+                                         "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json:f16"};
     sop_config config;
     sop_config_defaults(&config);
     config.guard = SOP_GUARD_OFF;
@@ -686,6 +748,74 @@ static void greedy_tokens_are_those_of_the_cpu_around_512_tokens(void)
         }
 }
 
+/* A prompt of n tokens in steps of at most 2,048, and steps of one token: the last logits of each, rows
+ * [1 + LONG_STEPS, vocab]. */
+enum { LONG_STEPS = 3, LONG_MOST = 2048, LONG_LONGEST = 4097 };
+
+static int long_logits(struct opened *o, int32_t n, float *rows)
+{
+    static int32_t ids[LONG_LONGEST + LONG_STEPS];
+    int32_t seq, next;
+    for (int32_t i = 0; i < n + LONG_STEPS; i++)
+        ids[i] = (int32_t)(((i + 1) * 7919 + i / 31 * 104729) % o->vocab);
+    if (sop_super_open(o->super, &seq) != SOP_OK) return 0;
+    for (int32_t at = 0, k = 0; at < n + LONG_STEPS;) {
+        const int32_t left = at < n ? n - at : 1, step = left < LONG_MOST ? left : LONG_MOST;
+        const sop_step_item item = {
+            .seq = seq, .n_ids = step, .ids = ids + at, .want = SOP_WANT_LAST};
+        if (sop_super_step(o->super, &item, 1, &next, rows + (size_t)k * (size_t)o->vocab) !=
+            SOP_OK) {
+            printf("%d tokens, at %d: %s\n", n, at, sop_last_error());
+            return 0;
+        }
+        at += step;
+        k += at >= n;
+    }
+    sop_super_close(o->super, seq);
+    return 1;
+}
+
+/* What 16 bits lose does not grow with the context: what is far out of the first 256 tokens' bound is wrong. */
+static void long_prompts_are_as_near_to_the_cpu_as_short_ones(void)
+{
+    static const char *const shapes[] = {HEAD64, HEAD128};
+    static const int32_t lengths[] = {200, 520, 1030, 2045, 4096, LONG_LONGEST};
+    for (size_t i = 0; i < 2; i++) {
+        const sop_limits limits = {.ctx = 8192, .max_seqs = 2, .max_tokens = LONG_MOST};
+        struct opened cpu, gpu;
+        sop_config config;
+        double shortest = 0;
+        sop_config_defaults(&config);
+        config.guard = SOP_GUARD_OFF;
+        CHECK(open_path(&gpu, card, shapes[i], NULL, 0, &config, &limits));
+        config.numerics = SOP_NUMERICS_EXACT;
+        CHECK(open_path(&cpu, NULL, shapes[i], NULL, 0, &config, &limits));
+        if (!cpu.super || !gpu.super) continue;
+        const size_t row = (size_t)cpu.vocab, all = (1 + LONG_STEPS) * row;
+        float *want = calloc(all, sizeof *want), *got = calloc(all, sizeof *got);
+        for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
+            double spread = 0, off[1 + LONG_STEPS] = {0}, most = 0;
+            CHECK(long_logits(&cpu, lengths[k], want) && long_logits(&gpu, lengths[k], got));
+            for (size_t v = 0; v < all; v++) {
+                spread = fmax(spread, fabs((double)want[v]));
+                off[v / row] = fmax(off[v / row], fabs((double)want[v] - (double)got[v]));
+            }
+            printf("%s, %d tokens: off by", i ? "heads of 128" : "heads of 64", lengths[k]);
+            for (int j = 0; j <= LONG_STEPS; j++) {
+                printf(" %.4f", off[j] / spread);
+                most = fmax(most, off[j] / spread);
+            }
+            printf(" of the spread\n");
+            if (k == 0) shortest = most;
+            CHECK(most <= 2 * shortest);
+        }
+        free(want);
+        free(got);
+        close_model(&cpu);
+        close_model(&gpu);
+    }
+}
+
 /* Some greedy and some drawn, the same tokens one step at a time and 24 ahead of the host. */
 static void steps_ahead_say_what_steps_one_by_one_say(void)
 {
@@ -728,6 +858,17 @@ static void steps_ahead_say_what_steps_one_by_one_say(void)
         CHECK(memcmp(said[0], said[1], sizeof said[0]) == 0);
         close_model(&o);
     }
+}
+
+static void planning_costs_on_the_card_what_the_design_says(void)
+{
+    const sop_limits limits = {
+        .ctx = 512, .max_seqs = PLAN_SEQS, .max_tokens = PLAN_SEQS * 256, .max_outs = PLAN_SEQS};
+    struct opened o;
+    CHECK(open_model(&o, card, "qwen2/model.gguf", NULL, &limits));
+    const struct plan_costs costs = plan_costs_of(o.super, 2);
+    CHECK(costs.decode < 5 && costs.ragged < 5 && costs.miss < 30);
+    close_model(&o);
 }
 
 /* What the model takes of the card: its pools. Beside them there are the context and the kernels' code,
@@ -939,6 +1080,7 @@ int main(int argc, char **argv)
     PICK(what_does_not_fit_is_refused_with_the_numbers);
     PICK(a_recorded_call_runs_on_what_its_operands_hold_then);
     PICK(a_product_of_a_library_runs_recorded_as_it_does_eagerly);
+    PICK(scales_of_long_rows_are_those_of_their_blocks);
     PICK(exact_numerics_agree_with_transformers_node_by_node);
     PICK(exact_numerics_agree_with_transformers_as_graphs);
     PICK(fast_numerics_stay_near);
@@ -948,7 +1090,9 @@ int main(int argc, char **argv)
     PICK(layers_in_one_kernel_say_what_their_modules_say);
     PICK(invariant_numerics_give_the_same_bits_in_any_batch);
     PICK(greedy_tokens_are_those_of_the_cpu_around_512_tokens);
+    PICK(long_prompts_are_as_near_to_the_cpu_as_short_ones);
     PICK(steps_ahead_say_what_steps_one_by_one_say);
+    PICK(planning_costs_on_the_card_what_the_design_says);
     PICK(the_card_holds_what_was_predicted);
     PICK(a_row_that_fails_on_the_card_is_replaced);
     PICK(a_fault_that_takes_the_card_is_told_at_the_next_start);

@@ -58,6 +58,7 @@ count test_ops 2
 count test_gradients 1
 count test_attention 1
 count test_patch 1
+count test_stack 1
 count test_engine 1
 search=$PATH count test_compile 1 # inductor, which goes on with a graph on a CPU, wants a compiler
 

@@ -265,7 +265,7 @@ static int bench_shape(sop_device *d, const sop_op *op, int n_args, char **args)
     char shape[512];
     void *desc = NULL;
     int32_t n = 0;
-    const int code = cli_desc(op, n_args, args, &desc);
+    const int code = cli_desc(op, n_args, args, !loaded_device, &desc);
     if (code) return code;
     const sop_row *row;
     for (int i = 0; (row = cli_row(op, i)) != NULL && n < MOST_ROWS; i++)

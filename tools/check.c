@@ -86,7 +86,7 @@ static int check_op(sop_checker *c, const sop_op *op, int n_args, char **args)
         void *desc = NULL;
         if (!n_args && !(text = strdup(op->cases[i]))) return cli_fail(CLI_FAILED, "out of memory");
         cli_progress_count(&progress, i, n_cases, op->name);
-        code = cli_desc(op, n_args ? n_args : 1, n_args ? args : &text, &desc);
+        code = cli_desc(op, n_args ? n_args : 1, n_args ? args : &text, n_args && !o_device, &desc);
         if (!code) code = check_one(c, op, rows, n_rows, desc, tallies);
         free(desc);
         free(text);

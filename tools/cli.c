@@ -206,7 +206,19 @@ sop_status cli_device(int32_t word, sop_device **out)
     return word ? sop_device_cuda(0, out) : SOP_OK;
 }
 
-int cli_desc(const sop_op *op, int n, char **args, void **desc)
+/* Weights can be read in every layout. */
+static void any_layout(const sop_op *op, void *desc)
+{
+    for (int32_t i = 0; i < op->n_fields; i++) {
+        const sop_field *f = &op->fields[i];
+        uint32_t *bits = (uint32_t *)((char *)desc + f->offset);
+        if (strncmp(f->key, "layouts", 7) != 0 || *bits != SOP_LAYOUT_PLAIN) continue;
+        *bits = SOP_LAYOUT_PLAIN | SOP_LAYOUT_PANEL16;
+        if (op->check(desc) != SOP_OK) *bits = SOP_LAYOUT_PLAIN;
+    }
+}
+
+int cli_desc(const sop_op *op, int n, char **args, bool packed, void **desc)
 {
     size_t bytes = 1;
     for (int i = 0; i < n; i++) bytes += strlen(args[i]) + 1;
@@ -221,6 +233,7 @@ int cli_desc(const sop_op *op, int n, char **args, void **desc)
     for (int i = 0; i < n; i++) end += sprintf(end, "%s ", args[i]);
     *end = 0;
     const sop_status s = sop_desc_parse(op, text, *desc);
+    if (s == SOP_OK && packed && !strstr(text, "layouts")) any_layout(op, *desc);
     free(text);
     if (s == SOP_OK) return CLI_OK;
     free(*desc);

@@ -73,9 +73,10 @@ int cli_status(sop_status s);
 int cli_unknown(const char *what, const char *given, const char *const *known, int n);
 
 /* The op of a name, and the desc of the arguments after it ("m=1 n=4608"); *desc is the caller's to
- * free. Both return an exit code. */
+ * free; packed: its weights lie in every layout, as a model's would, where the arguments name none.
+ * Both return an exit code. */
 int cli_op(const char *name, const sop_op **out);
-int cli_desc(const sop_op *op, int n, char **args, void **desc);
+int cli_desc(const sop_op *op, int n, char **args, bool packed, void **desc);
 
 /* --device, a CLI_WORD: its words; the kind of rows; the device, the caller's to destroy, or NULL for
  * the CPU. */

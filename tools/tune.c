@@ -116,7 +116,7 @@ static int tune_op(int n, char **args, tally *t)
     sop_shape shape = {0};
     void *desc = NULL;
     int code = cli_op(args[0], &shape.op);
-    if (!code) code = cli_desc(shape.op, n - 1, args + 1, &desc);
+    if (!code) code = cli_desc(shape.op, n - 1, args + 1, false, &desc);
     if (code) return code;
     memcpy(&shape.desc, desc, shape.op->desc_bytes);
     free(desc);

@@ -33,6 +33,25 @@ typedef struct sop_model sop_model;
 SOP_API SOP_MUST_USE sop_status sop_model_open(sop_runtime *rt, const char *path, sop_model **out);
 SOP_API void sop_model_close(sop_model *m);
 
+/** A tensor that somebody else holds, dense, under its name in a Hugging Face file. */
+typedef struct sop_model_tensor {
+    const char *name;
+    sop_tensor view;
+} sop_model_tensor;
+
+/** A model of tensors that lie on the runtime's device already (a framework's): they are read in place, at
+ * every step, and outlive the model. Vectors are f32. What is written into them later counts from the next
+ * step on.
+ *
+ * config   the model's config.json, zero-terminated
+ * tensors  of a Hugging Face file; beside them may stand "rotary_emb.inv_freq", the frequencies of rope
+ *          of layers that see all, as the framework has them
+ *
+ * Errors as of sop_model_open(). */
+SOP_API SOP_MUST_USE sop_status sop_model_of(sop_runtime *rt, const char *config,
+                                             const sop_model_tensor *tensors, int64_t n,
+                                             sop_model **out);
+
 typedef struct sop_model_facts {
     const char *arch;                                         /* "qwen2" */
     const char *name;                                         /* the file's own, or "" */
@@ -45,12 +64,14 @@ SOP_API void sop_model_facts_of(const sop_model *m, sop_model_facts *out);
 
 /** Sizes of a super operator. 0 takes the standard value. */
 typedef struct sop_limits {
-    int64_t ctx;        /* tokens of one sequence; min(trained, 4096) */
-    int32_t max_seqs;   /* sequences at once; 1 */
-    int32_t max_tokens; /* tokens of one step; the configuration's max_step_tokens */
-    int32_t max_outs;   /* rows of output of one step; max_seqs */
-    int32_t reserved;
-    int64_t kv_tokens; /* tokens that fit in all pages together; ctx * max_seqs */
+    int64_t ctx;         /* tokens of one sequence; min(trained, 4096) */
+    int32_t max_seqs;    /* sequences at once; 1 */
+    int32_t max_tokens;  /* tokens of one step; the configuration's max_step_tokens */
+    int32_t max_outs;    /* rows of output of one step; max_seqs */
+    int32_t logits_only; /* 1: nothing is sampled, steps give logits alone */
+    int64_t kv_tokens;   /* tokens that fit in all pages together; ctx * max_seqs */
+    sop_queue *queue; /* of the runtime's device: steps run there, in order with all that its owner
+                        * puts there; NULL: on one of its own */
 } sop_limits;
 
 /** The super operator of the model: reserves all the memory that steps will use.

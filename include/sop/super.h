@@ -82,6 +82,31 @@ SOP_API SOP_MUST_USE sop_status sop_super_ahead(sop_super *s, const sop_step_ite
                                                 int32_t n_items, int32_t n_steps, int32_t *next);
 enum { SOP_MOST_AHEAD = 64 };
 
+/** Put a step on the queue for a caller whose tokens lie on the device: it returns before the work is done.
+ *
+ * items    as of sop_super_step(); ids may be NULL, sampling is not looked at
+ * ids      [tokens] i32 on the device, of all items one after another; NULL: the items' own. One outside
+ *          of the vocabulary is a token of zeros
+ * pos      [tokens] i32 on the device: the positions that rope turns by; NULL: each token's place in its
+ *          sequence
+ * logits   [rows wanted, vocab] f32 on the device; NULL when none are wanted
+ *
+ * Lengths grow at once, and what goes wrong on the device from then on is the queue's to tell: nothing is
+ * tried again. Errors as of sop_super_step(). */
+SOP_API SOP_MUST_USE sop_status sop_super_put(sop_super *s, const sop_step_item *items,
+                                              int32_t n_items, const int32_t *ids,
+                                              const int32_t *pos, float *logits);
+
+/** n more tokens of a sequence whose keys and values the caller writes into its pages.
+ * SOP_E_LIMIT with the numbers. */
+SOP_API SOP_MUST_USE sop_status sop_super_extend(sop_super *s, int32_t seq, int64_t n);
+/** Where keys (which = 0) or values (1) of a layer lie on the device: [pages, heads, tokens of a page, k]. */
+SOP_API void sop_super_pool(const sop_super *s, int32_t layer, int32_t which, sop_tensor *out);
+/** The pages of a sequence in a layer, in order, -1 for what its window has dropped, into pages [cap];
+ * returns how many there are. */
+SOP_API int64_t sop_super_pages(const sop_super *s, int32_t seq, int32_t layer, int32_t *pages,
+                                int64_t cap);
+
 typedef struct sop_super_facts {
     int32_t max_tokens, max_seqs, max_outs; /* of one step */
     int64_t ctx;                            /* tokens of one sequence */

@@ -89,6 +89,11 @@ size_t sop_file_mapped_bytes(const sop_file *f)
     return sum;
 }
 
+bool sop_file_lent(const sop_file *f)
+{
+    return f->lent;
+}
+
 size_t sop_file_period(const sop_file *f)
 {
     return f->ring ? SOP_SYNTH_RING : 0;

@@ -40,6 +40,8 @@ const char *sop_file_tensor_name(const sop_file *f, int64_t i);
 size_t sop_file_mapped_bytes(const sop_file *f);
 /* The bytes after which every matrix repeats itself, of a model of random numbers; 0 of a file. */
 size_t sop_file_period(const sop_file *f);
+/* Whether tensors lie on a device, as somebody else's, and are not to be read here. */
+bool sop_file_lent(const sop_file *f);
 
 /* Metadata. GGUF: its key-value pairs by their own names. HF: config.json, keys joined by dots
  * ("rope_parameters.rope_theta"; what stands in "text_config" is found without that prefix).

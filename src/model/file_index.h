@@ -68,6 +68,7 @@ struct sop_file {
     struct sop_file_chunk *head; /* what sop_file_take gave out */
     uint8_t *ring;               /* of random numbers, mapped ring_bytes far: synth.c */
     size_t ring_bytes;
+    bool lent; /* tensors are somebody else's, on a device that the host may not be able to read */
 };
 
 /* 2^20 tensors or keys: many times what any model has, and small enough to sort. */

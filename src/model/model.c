@@ -7,6 +7,8 @@
 
 #include "base/status.h"
 #include "model/arch.h"
+#include "model/file_index.h"
+#include "model/safetensors.h"
 #include "super/state.h"
 
 struct sop_runtime {
@@ -159,18 +161,47 @@ static sop_status load(sop_model *m)
     for (int32_t i = 0; i < m->program.n_modules; i++) /* as the planner will see them */
         if (m->program.modules[i].op == &sop_op_linear)
             m->program.modules[i].desc.linear.numerics = c->numerics;
-    return sop_program_place(&m->program, m->rt->planner, c->max_step_tokens, bound_of(c), settle,
-                             m->file);
+    return sop_program_place(&m->program, m->rt->planner, c->max_step_tokens, bound_of(c),
+                             sop_file_lent(m->file) ? NULL : settle, m->file);
 }
 
-sop_status sop_model_open(sop_runtime *rt, const char *path, sop_model **out)
+/* A file's index of tensors that are there already. */
+static sop_status lend(const char *config, const sop_model_tensor *tensors, int64_t n,
+                       sop_file **out)
+{
+    sop_file *f = *out = sop_file_create();
+    if (!f) return SOP_E_NOMEM;
+    f->kind = SOP_FILE_HF;
+    f->lent = true;
+    SOP_TRY(sop_config_parse(f, config, strlen(config), "the configuration"));
+    for (int64_t i = 0; i < n; i++) {
+        const char *name = tensors[i].name;
+        sop_file_tensor_entry *t = sop_file_add_tensor(f);
+        if (!t) return SOP_E_NOMEM;
+        t->name = sop_file_take_str(f, name, strlen(name));
+        if (!t->name) return SOP_E_NOMEM;
+        t->view = tensors[i].view;
+        t->type = sop_dtype_text(t->view.dtype);
+        int64_t step = 1;
+        for (int32_t d = t->view.ndim; d-- > 0; step *= t->view.shape[d])
+            if (t->view.shape[d] > 1 && t->view.stride[d] != step)
+                return sop_fail(SOP_E_FORMAT,
+                                "%s: the stride of dimension %d is %lld, must be %lld", name, d,
+                                (long long)t->view.stride[d], (long long)step);
+    }
+    return sop_file_seal(f);
+}
+
+/* From a file, or from tensors when path is NULL. */
+static sop_status open_model(sop_runtime *rt, const char *path, const char *config,
+                             const sop_model_tensor *tensors, int64_t n, sop_model **out)
 {
     *out = NULL;
     sop_model *m = calloc(1, sizeof *m);
     if (!m) return sop_fail(SOP_E_NOMEM, "model: %zu bytes", sizeof *m);
     m->rt = rt;
     sop_program_init(&m->program);
-    sop_status status = sop_file_open(path, &m->file);
+    sop_status status = path ? sop_file_open(path, &m->file) : lend(config, tensors, n, &m->file);
     m->base_bytes = resident_bytes();
     if (status == SOP_OK) status = load(m);
     if (status != SOP_OK) {
@@ -208,6 +239,17 @@ sop_status sop_model_open(sop_runtime *rt, const char *path, sop_model **out)
     return SOP_OK;
 }
 
+sop_status sop_model_open(sop_runtime *rt, const char *path, sop_model **out)
+{
+    return open_model(rt, path, NULL, NULL, 0, out);
+}
+
+sop_status sop_model_of(sop_runtime *rt, const char *config, const sop_model_tensor *tensors,
+                        int64_t n, sop_model **out)
+{
+    return open_model(rt, NULL, config, tensors, n, out);
+}
+
 void sop_model_close(sop_model *m)
 {
     if (!m) return;
@@ -233,6 +275,8 @@ static sop_super_spec spec_of(const sop_model *m, const sop_limits *limits)
                         .max_seqs = l->max_seqs ? l->max_seqs : 1,
                         .max_tokens = l->max_tokens ? l->max_tokens : c->max_step_tokens,
                         .max_outs = l->max_outs,
+                        .queue = l->queue,
+                        .logits_only = l->logits_only != 0,
                         .base_bytes = m->base_bytes};
     if (!s.ctx) s.ctx = c->ctx;
     if (!s.ctx) s.ctx = m->params.ctx < 4096 ? m->params.ctx : 4096;

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "base/test.h"
+#include "model/file.h"
+#include "ops/linear/dequant.h"
 
 enum { N = 24 };
 
@@ -144,6 +146,140 @@ static void keys_and_values_of_8_bits_stay_near(void)
     judge(SOP_NUMERICS_FAST, SOP_F8, 15e-2);
 }
 
+/* A file's tensors as somebody else would hold them: vectors as floats, which *floats [n] owns. */
+static sop_model_tensor *held(const sop_file *f, int64_t *n, float ***floats)
+{
+    *n = sop_file_n_tensors(f);
+    sop_model_tensor *list = calloc((size_t)*n, sizeof *list);
+    *floats = calloc((size_t)*n, sizeof **floats);
+    for (int64_t i = 0; i < *n; i++) {
+        sop_tensor *t = &list[i].view;
+        list[i].name = sop_file_tensor_name(f, i);
+        CHECK(sop_file_tensor(f, list[i].name, t));
+        if (t->ndim != 1) continue;
+        (*floats)[i] = malloc((size_t)t->shape[0] * sizeof(float));
+        sop_dequant_row(t->dtype, t->data, t->shape[0], (*floats)[i]);
+        t->data = (*floats)[i];
+        t->dtype = SOP_F32;
+        t->bytes = (size_t)t->shape[0] * sizeof(float);
+    }
+    return list;
+}
+
+/* Keys and values of a sequence, into the pages of another that has room for as many. */
+static void copy_pages(sop_super *s, int32_t from, int32_t to, int32_t layers)
+{
+    enum { MOST = 4 };
+    int32_t a[MOST], b[MOST];
+    for (int32_t l = 0; l < layers; l++) {
+        const int64_t n = sop_super_pages(s, from, l, a, MOST);
+        CHECK(n >= 1 && n <= MOST && sop_super_pages(s, to, l, b, MOST) == n);
+        for (int32_t which = 0; which < 2; which++) {
+            sop_tensor pool;
+            sop_super_pool(s, l, which, &pool);
+            const size_t page = (size_t)pool.stride[0] * sop_dtype_bytes(pool.dtype);
+            CHECK(pool.bytes == page * (size_t)pool.shape[0]);
+            for (int64_t i = 0; i < n; i++)
+                memcpy((char *)pool.data + (size_t)b[i] * page,
+                       (char *)pool.data + (size_t)a[i] * page, page);
+        }
+    }
+}
+
+static void tensors_that_are_there_are_a_model_as_their_file_is(void)
+{
+    enum { HALF = 11 };
+    static const char *const of[] = {"qwen2", "llama", "gemma3"};
+    for (size_t k = 0; k < sizeof of / sizeof *of; k++) {
+        struct reference r = reference_of(of[k], "model");
+        const sop_limits limits = {
+            .ctx = 64, .max_seqs = 2, .max_tokens = N, .max_outs = N, .logits_only = 1};
+        char path[512], config[8192] = "";
+        sop_runtime *rt;
+        sop_model *m = NULL;
+        sop_super *s = NULL;
+        sop_file *f = NULL;
+        sop_config c;
+        float **floats;
+        int32_t a, b, places[N];
+        int64_t n;
+        (void)snprintf(path, sizeof path, SOP_TEST_DATA "/tiny/%s/hf/config.json", of[k]);
+        FILE *text = fopen(path, "re");
+        CHECK(text && fread(config, 1, sizeof config - 1, text) > 0 && fclose(text) == 0);
+        *strrchr(path, '/') = 0;
+        CHECK(sop_file_open(path, &f) == SOP_OK);
+        sop_model_tensor *list = held(f, &n, &floats);
+        sop_config_defaults(&c);
+        c.numerics = SOP_NUMERICS_EXACT;
+        CHECK(sop_runtime_create(&c, NULL, "", &rt) == SOP_OK);
+        if (sop_model_of(rt, config, list, n, &m) != SOP_OK ||
+            sop_model_super(m, &limits, &s) != SOP_OK)
+            printf("%s: %s\n", of[k], sop_last_error());
+        CHECK(s && sop_super_open(s, &a) == SOP_OK && sop_super_open(s, &b) == SOP_OK);
+        float *logits = malloc(2 * N * r.vocab * sizeof *logits), *others = logits + N * r.vocab;
+        double spread = 0, worst_a = 0, worst_b = 0;
+        sop_step_item it = {.seq = a, .n_ids = N, .want = SOP_WANT_ALL};
+        CHECK(sop_super_put(s, &it, 1, r.ids, NULL, logits) == SOP_OK);
+        /* half of it in the other sequence by hand; then its own tokens, with positions said */
+        CHECK(sop_super_extend(s, b, N) == SOP_OK);
+        sop_model_facts facts;
+        sop_model_facts_of(m, &facts);
+        copy_pages(s, a, b, (int32_t)facts.layers);
+        CHECK(sop_super_truncate(s, b, HALF) == SOP_OK && sop_super_length(s, b) == HALF);
+        for (int32_t i = HALF; i < N; i++) places[i] = i;
+        it = (sop_step_item){.seq = b, .n_ids = N - HALF, .want = SOP_WANT_ALL};
+        CHECK(sop_super_put(s, &it, 1, r.ids + HALF, places + HALF, others) == SOP_OK);
+        for (size_t i = 0; i < N * r.vocab; i++) {
+            spread = fmax(spread, fabs((double)r.logits[i]));
+            worst_a = fmax(worst_a, fabs((double)logits[i] - (double)r.logits[i]));
+            if (i >= HALF * r.vocab)
+                worst_b =
+                    fmax(worst_b, fabs((double)others[i - HALF * r.vocab] - (double)r.logits[i]));
+        }
+        CHECK(worst_a <= 2e-5 * spread && worst_b <= 2e-5 * spread);
+        CHECK(sop_super_put(s, &it, 1, NULL, NULL, others) == SOP_E_ARG); /* ids nowhere */
+        CHECK(sop_super_ahead(s, &it, 1, 1, places) == SOP_E_ARG);        /* nothing is sampled */
+        CHECK(sop_super_step(s, &it, 1, places, NULL) == SOP_E_ARG);
+        CHECK(sop_super_extend(s, b, 1000) == SOP_E_LIMIT && sop_super_length(s, b) == N);
+        sop_super_destroy(s);
+        sop_model_close(m);
+        if (k == 0) { /* a framework's own frequencies of rope are taken: of none nothing turns */
+            static float zeros[64];
+            sop_model_tensor *more = malloc((size_t)(n + 1) * sizeof *more);
+            memcpy(more, list, (size_t)n * sizeof *more);
+            more[n] = (sop_model_tensor){.name = "model.rotary_emb.inv_freq",
+                                         .view = {.data = zeros,
+                                                  .bytes = (size_t)facts.k / 2 * sizeof(float),
+                                                  .dtype = SOP_F32,
+                                                  .ndim = 1,
+                                                  .shape = {facts.k / 2},
+                                                  .stride = {1}}};
+            CHECK(sop_model_of(rt, config, more, n + 1, &m) == SOP_OK);
+            CHECK(sop_model_super(m, &limits, &s) == SOP_OK);
+            CHECK(sop_super_open(s, &a) == SOP_OK);
+            it = (sop_step_item){.seq = a, .n_ids = N, .want = SOP_WANT_ALL};
+            CHECK(sop_super_put(s, &it, 1, r.ids, NULL, others) == SOP_OK);
+            double apart = 0;
+            for (size_t i = 0; i < N * r.vocab; i++)
+                apart = fmax(apart, fabs((double)others[i] - (double)logits[i]));
+            CHECK(apart > 1e-2 * spread);
+            sop_super_destroy(s);
+            sop_model_close(m);
+            free(more);
+        }
+        list[0].view.stride[0]++;
+        list[0].view.shape[0] = 2;
+        CHECK(sop_model_of(rt, config, list, n, &m) == SOP_E_FORMAT);
+        sop_runtime_destroy(rt);
+        sop_file_close(f);
+        for (int64_t i = 0; i < n; i++) free(floats[i]);
+        free(floats);
+        free(list);
+        free(logits);
+        free(r.logits);
+    }
+}
+
 /* A tiny llama that says it is "llamb". */
 static void an_architecture_that_is_not_known_is_told_which_are(void)
 {
@@ -176,6 +312,7 @@ int main(void)
     RUN(an_architecture_that_is_not_known_is_told_which_are);
 
     RUN(exact_numerics_agree_with_transformers_in_every_way_of_stepping);
+    RUN(tensors_that_are_there_are_a_model_as_their_file_is);
     RUN(fast_numerics_stay_near);
     RUN(invariant_numerics_stay_near);
     RUN(keys_and_values_of_8_bits_stay_near);

@@ -70,7 +70,8 @@ static const struct name EMBED = {"token_embd.weight", "embed_tokens.weight"},
                          B_GATE = {"ffn_gate.bias", "mlp.gate_proj.bias"},
                          B_UP = {"ffn_up.bias", "mlp.up_proj.bias"},
                          B_DOWN = {"ffn_down.bias", "mlp.down_proj.bias"},
-                         POST_FFN = {"post_ffw_norm.weight", "post_feedforward_layernorm.weight"};
+                         POST_FFN = {"post_ffw_norm.weight", "post_feedforward_layernorm.weight"},
+                         FREQS = {"", "rotary_emb.inv_freq"};
 
 static const char *full_name(const struct builder *b, const struct name *n, int64_t layer,
                              char *out, size_t cap)
@@ -163,6 +164,9 @@ static sop_status matrix(struct builder *b, const struct part *s, int64_t layer,
     if (quantised) {
         SOP_TRY(blocks_of(b, s, name, row_bytes, &own));
     } else if ((uintptr_t)data % unit) {
+        if (sop_file_lent(b->file))
+            return sop_fail(SOP_E_FORMAT, "%s: its numbers are not aligned to %zu bytes", name,
+                            unit);
         own = malloc(bytes);
         if (!own) return sop_fail(SOP_E_NOMEM, "%s: an aligned copy of %zu bytes", name, bytes);
         memcpy(own, data, bytes);
@@ -186,12 +190,20 @@ static sop_status vector(struct builder *b, const struct part *s, int64_t layer,
     sop_tensor t;
     bool quantised;
     SOP_TRY(find(b, s, layer, 0, name, sizeof name, &t, &quantised));
+    b->parameters += s->n;
+    if (sop_file_lent(b->file)) {
+        if (t.dtype != SOP_F32)
+            return sop_fail(SOP_E_FORMAT, "%s: a vector on the device is %s, must be f32", name,
+                            sop_dtype_text(t.dtype));
+        *out = sop_program_weight(b->program, name, SOP_F32, 1, s->n, (float *)t.data + s->at,
+                                  (size_t)s->n * sizeof(float));
+        return *out < 0 ? SOP_E_NOMEM : SOP_OK;
+    }
     float *floats = malloc((size_t)s->of * sizeof *floats);
     if (!floats) return sop_fail(SOP_E_NOMEM, "%s: %lld floats", name, (long long)s->of);
     sop_dequant_row(t.dtype, t.data, s->of, floats);
     *out = sop_program_floats(b->program, name, floats + s->at, s->n);
     free(floats);
-    b->parameters += s->n;
     return *out < 0 ? SOP_E_NOMEM : SOP_OK;
 }
 
@@ -545,6 +557,17 @@ static sop_status head(struct builder *b, int32_t embed_dtype)
     return add(b, &m);
 }
 
+/* Of tensors that are lent: a framework's own frequencies, which it may have rounded. */
+static sop_status lent_frequencies(struct builder *b)
+{
+    const struct part all = whole(&FREQS, b->p->rot / 2);
+    if (!sop_file_lent(b->file) || !has(b, &FREQS, -1)) return SOP_OK;
+    const int64_t parameters = b->parameters;
+    SOP_TRY(vector(b, &all, -1, &b->freqs[0]));
+    b->parameters = parameters;
+    return SOP_OK;
+}
+
 static sop_status frequencies(struct builder *b)
 {
     const sop_params *p = b->p;
@@ -575,7 +598,7 @@ static sop_status frequencies(struct builder *b)
         }
     }
     free(freqs);
-    return status;
+    return status == SOP_OK ? lent_frequencies(b) : status;
 }
 
 static sop_status buffers(struct builder *b)
@@ -640,6 +663,7 @@ sop_status sop_transformer(const sop_file *f, const sop_params *p, const sop_con
                             : SOP_F32;
     if (program->kv_dtype == SOP_F16 && act == SOP_BF16) program->kv_dtype = act;
     program->logits = LOGITS;
+    program->lent = sop_file_lent(f);
     for (size_t i = 0; i < N_PREFIXES; i++) {
         b.prefix = prefixes[i];
         if (has(&b, &EMBED, -1)) break;

@@ -146,6 +146,7 @@ sop_status sop_super_ahead(sop_super *s, const sop_step_item *items, int32_t n_i
 {
     sop_step_class class;
     const double t0 = sop_now_s();
+    if (s->logits_only) return sop_fail(SOP_E_ARG, "ahead: here nothing is sampled");
     if (n_steps < 1 || n_steps > SOP_MOST_AHEAD || n_steps > s->facts.max_tokens)
         return sop_fail(SOP_E_LIMIT, "ahead: %d steps, must be 1 to %d", n_steps,
                         SOP_MOST_AHEAD < s->facts.max_tokens ? SOP_MOST_AHEAD
@@ -155,7 +156,7 @@ sop_status sop_super_ahead(sop_super *s, const sop_step_item *items, int32_t n_i
             return sop_fail(SOP_E_ARG,
                             "ahead: sequence %d brings %d tokens and wants %d, must be 1 and %d",
                             items[i].seq, items[i].n_ids, items[i].want, SOP_WANT_LAST);
-    SOP_TRY(sop_super_sense(s, items, n_items, &class));
+    SOP_TRY(sop_super_sense(s, items, n_items, true, n_steps, &class));
     int32_t reserved = 0;
     sop_status status = SOP_OK;
     while (reserved < n_items && status == SOP_OK) {

@@ -192,7 +192,7 @@ sop_status sop_super_explain(sop_super *s, int32_t seqs, int64_t tokens, int64_t
     const int64_t step = seqs * tokens < f->max_tokens ? seqs * tokens : f->max_tokens;
     const sop_step_class class =
         sop_steps_class(s, (int32_t)step, seqs, seqs < f->max_outs ? seqs : f->max_outs,
-                        sop_steps_paths(s, seqs, tokens, length));
+                        sop_steps_paths(s, seqs, tokens, length), length);
     struct said *said = calloc((size_t)f->n_modules + 1, sizeof *said);
     if (!said) return sop_fail(SOP_E_NOMEM, "explain: %d modules", f->n_modules);
     sop_steps *steps;

@@ -136,7 +136,7 @@ sop_status sop_inputs_send(sop_super *s, const sop_step_item *items, int32_t n_i
                 slots[t + k] = sop_kv_slot(s->kv, g, it->seq, length + k);
         }
         for (int32_t k = 0; k < it->n_ids; k++, t++) {
-            ids[t] = it->ids[k];
+            ids[t] = it->ids ? it->ids[k] : 0;
             pos[t] = (int32_t)(length + k);
             if (it->want == SOP_WANT_ALL || (it->want == SOP_WANT_LAST && k == it->n_ids - 1)) {
                 sampling[o] = it->sampling;
@@ -162,4 +162,17 @@ sop_status sop_inputs_send(sop_super *s, const sop_step_item *items, int32_t n_i
                 SOP_TRY(ops->copy(s->queue, sop_input(s, k, g, t).data, host_of(s, k, g),
                                   (size_t)t * 4, SOP_COPY_IN));
     return ops->copy(s->queue, s->inputs, s->staging, s->head_bytes, SOP_COPY_IN);
+}
+
+static sop_status take(const sop_super *s, int32_t kind, const int32_t *from)
+{
+    if (!from) return SOP_OK;
+    return s->device->ops->copy(s->queue, sop_input(s, kind, 0, s->n_tokens).data, from,
+                                (size_t)s->n_tokens * sizeof *from, SOP_COPY_WITHIN);
+}
+
+sop_status sop_inputs_take(sop_super *s, const int32_t *ids, const int32_t *pos)
+{
+    SOP_TRY(take(s, SOP_INPUT_IDS, ids));
+    return take(s, SOP_INPUT_POS, pos);
 }

@@ -1,7 +1,8 @@
 /* Where buffers lie: two that are never needed at the same time may share bytes.
  *
- * A buffer lives from the first module that names it to the last. Larger ones are placed first, each
- * at the lowest offset where nothing that lives at the same time stands. */
+ * A buffer lives from the first module that names it to the last; one whose wanted rows are copied as long
+ * as they, for a step of one token reads them where they are. Larger ones are placed first, each at the
+ * lowest offset where nothing that lives at the same time stands. */
 #include <stdlib.h>
 
 #include "base/status.h"
@@ -21,7 +22,7 @@ struct life {
 sop_status sop_place_buffers(const sop_program *p, const sop_super_facts *f, size_t *at,
                              size_t *bytes, size_t *save)
 {
-    const sop_step_class most = {f->max_tokens, f->max_seqs, f->max_outs, 0};
+    const sop_step_class most = {f->max_tokens, f->max_seqs, f->max_outs, 0, 0};
     struct life *life = calloc((size_t)p->n_buffers + 1, sizeof *life);
     if (!life) return sop_fail(SOP_E_NOMEM, "super: %d buffers", p->n_buffers);
     *bytes = *save = 0;
@@ -41,6 +42,13 @@ sop_status sop_place_buffers(const sop_program *p, const sop_super_facts *f, siz
             if (m->op->roles[a].flags & SOP_ROLE_OUT) in_place += life[b].bytes;
         }
         if (in_place > *save) *save = in_place;
+    }
+    for (int32_t i = 0; i < p->n_modules; i++) {
+        const sop_module *m = &p->modules[i];
+        if (m->op != &sop_op_embed || m->args[SOP_EMBED_TABLE].kind != SOP_ARG_BUFFER) continue;
+        struct life *from = &life[m->args[SOP_EMBED_TABLE].index];
+        const struct life *to = &life[m->args[SOP_EMBED_Y].index];
+        if (to->last > from->last) from->last = to->last;
     }
     if (p->logits >= 0) life[p->logits].last = p->n_modules; /* read after the step */
     for (int32_t round = 0; round < p->n_buffers; round++) {

@@ -157,7 +157,7 @@ sop_status sop_program_weight_bytes(sop_program *p, sop_planner *planner, int32_
     for (int32_t i = 0; i < p->n_weights; i++) {
         const sop_weight *w = &p->weights[i];
         if (want[i] & SOP_LAYOUT_PANEL16) *out += packed_bytes(w);
-        if (w->own || !d->ops->sees_host(d)) *out += w->file_bytes;
+        if (w->own || !(d->ops->sees_host(d) || p->lent)) *out += w->file_bytes;
     }
     free(want);
     return status;
@@ -202,7 +202,7 @@ static sop_status place_plain(sop_program *p, sop_queue *q, sop_weight *w)
 {
     sop_device *d = p->device;
     w->layouts |= SOP_LAYOUT_PLAIN;
-    if (d->ops->sees_host(d)) {
+    if (d->ops->sees_host(d) || (p->lent && !w->own)) {
         union { /* kernels only read it */
             const void *in;
             void *out;

@@ -95,6 +95,7 @@ typedef struct sop_program {
     int64_t vocab, ctx;
     int32_t logits; /* buffer */
     int32_t kv_dtype;
+    bool lent; /* weights lie on the device already, but those that the program owns */
     /* what place() reserved */
     sop_device *device;
     size_t placed_bytes;

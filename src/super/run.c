@@ -203,17 +203,23 @@ static bool is_recorded(const sop_super *s, const sop_steps *steps)
     return s->use_graphs && steps->class.tokens < SOP_RUN_PLAINLY && !has_marks(steps);
 }
 
+static sop_status keep(const sop_super *s, const sop_row *row, const sop_call *call)
+{
+    sop_call kept = *call;
+    kept.queue = s->own;
+    return s->device->ops->submit(s->own, row, &kept);
+}
+
 static sop_status record(sop_super *s, const sop_steps *steps, bool ahead, sop_graph **out)
 {
     const sop_device_ops *ops = s->device->ops;
-    SOP_TRY(ops->record_begin(s->queue));
+    SOP_TRY(ops->record_begin(s->own));
     sop_status status = SOP_OK;
     for (int32_t i = 0; i < steps->n_nodes && status == SOP_OK; i++)
-        status = ops->submit(s->queue, steps->nodes[i].row, &steps->nodes[i].call);
-    if (status == SOP_OK && ahead)
-        status = ops->submit(s->queue, steps->ahead.row, &steps->ahead.call);
+        status = keep(s, steps->nodes[i].row, &steps->nodes[i].call);
+    if (status == SOP_OK && ahead) status = keep(s, steps->ahead.row, &steps->ahead.call);
     sop_graph *g = NULL;
-    const sop_status ended = ops->record_end(s->queue, &g);
+    const sop_status ended = ops->record_end(s->own, &g);
     if (status == SOP_OK) status = ended;
     if (status != SOP_OK) {
         if (g) ops->graph_destroy(g);

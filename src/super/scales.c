@@ -76,7 +76,7 @@ static sop_status run(const struct measure *m, const sop_steps *steps, int64_t t
 static sop_status prompt(const struct measure *m, uint64_t *seed, int32_t n)
 {
     sop_super *s = m->s;
-    const sop_step_class class = sop_steps_class(s, n, 1, 0, sop_steps_paths(s, 1, n, n));
+    const sop_step_class class = sop_steps_class(s, n, 1, 0, sop_steps_paths(s, 1, n, n), n);
     int32_t ids[TOKENS], seq;
     sop_steps *steps;
     for (int32_t i = 0; i < n; i++) {

@@ -51,8 +51,9 @@ sop_status sop_super_shapes(const sop_super *s, sop_shape **out, int32_t *n)
             for (int far = 0; far < 2 && status == SOP_OK; far++) {
                 const uint32_t paths =
                     sop_steps_paths(s, seqs, (tokens + seqs - 1) / seqs, far ? f->ctx : 1);
-                const sop_step_class c = sop_steps_class(
-                    s, tokens, seqs, seqs < f->max_outs ? seqs : f->max_outs, paths);
+                const sop_step_class c =
+                    sop_steps_class(s, tokens, seqs, seqs < f->max_outs ? seqs : f->max_outs, paths,
+                                    far ? f->ctx : 1);
                 status = add_class(s, &k, &c);
             }
         if (tokens == f->max_tokens || status != SOP_OK) break;

@@ -23,6 +23,7 @@
 typedef struct sop_step_class {
     int32_t tokens, seqs, outs; /* bounds, from the ladder */
     uint32_t paths;             /* attention paths that the thresholds allow */
+    int32_t keys;               /* that a sequence has at most */
 } sop_step_class;
 
 /* A row and its call; the call points into the step plan. */
@@ -63,12 +64,13 @@ struct sop_super {
     const sop_program *program;
     sop_planner *planner;
     sop_device *device;
-    sop_queue *queue;
+    sop_queue *queue; /* where steps run */
+    sop_queue *own;   /* where they are recorded; the same, unless steps run on a caller's */
     sop_config config;
     sop_super_facts facts;
     sop_kv *kv;
     uint32_t bound; /* SOP_CHOOSE_ of every choice */
-    bool use_graphs;
+    bool use_graphs, logits_only;
     bool alone, blamed; /* each row is waited for; one was found to have taken the device with it */
 
     /* One reservation each. */
@@ -107,6 +109,8 @@ sop_status sop_inputs_layout(sop_super *s);
 sop_operand sop_input(const sop_super *s, int32_t kind, int32_t group, int32_t tokens);
 sop_operand sop_input_live(const sop_super *s, int32_t extent);
 sop_status sop_inputs_send(sop_super *s, const sop_step_item *items, int32_t n_items);
+/* In the place of what was sent: what lies on the device, or NULL. */
+sop_status sop_inputs_take(sop_super *s, const int32_t *ids, const int32_t *pos);
 
 /* place.c */
 sop_status sop_place_buffers(const sop_program *p, const sop_super_facts *f, size_t *at,
@@ -115,8 +119,9 @@ int64_t sop_extent_of(const sop_step_class *c, int32_t extent);
 
 /* steps.c */
 uint32_t sop_steps_paths(const sop_super *s, int32_t seqs, int64_t most_queries, int64_t longest);
+/* longest: keys of the longest sequence, after the step */
 sop_step_class sop_steps_class(const sop_super *s, int32_t tokens, int32_t seqs, int32_t outs,
-                               uint32_t paths);
+                               uint32_t paths, int64_t longest);
 sop_status sop_steps_get(sop_super *s, const sop_step_class *c, sop_steps **out);
 sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, sop_steps **out);
 void sop_steps_desc(const sop_super *s, const sop_module *m, const sop_step_class *c,
@@ -153,9 +158,10 @@ typedef struct sop_shape {
 } sop_shape;
 sop_status sop_super_shapes(const sop_super *s, sop_shape **out, int32_t *n);
 
-/* super.c: counts what the items bring, and says what does not fit. */
-sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items,
-                           sop_step_class *class);
+/* super.c: counts what the items bring, and says what does not fit. has_ids: so that they can be looked
+ * at. steps: of this class, one behind the other. */
+sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items, bool has_ids,
+                           int32_t steps, sop_step_class *class);
 
 /* Pages for the new tokens of a sequence of this step. Those that waited longest go to the host
  * until there are enough; where none is left to go, or the host is full, it is refused. */
@@ -170,6 +176,8 @@ typedef struct sop_super_spec {
     int64_t ctx, kv_tokens;
     int32_t max_seqs, max_tokens, max_outs;
     size_t base_bytes;
+    sop_queue *queue; /* a caller's, or NULL */
+    bool logits_only; /* nothing is sampled */
 } sop_super_spec;
 sop_status sop_super_predict(const sop_super_spec *spec, sop_memory *out);
 sop_status sop_super_create(const sop_super_spec *spec, sop_super **out);

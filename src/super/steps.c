@@ -43,11 +43,20 @@ static int32_t rung(int32_t n, int32_t most)
     return r < most ? r : most;
 }
 
+/* Keys of all sequences of a step of one or two tokens, up to which few multiprocessors read them as fast as
+ * all: such steps are classes of their own, whatever context the pages have room for. */
+enum { FEW_TOKENS = 2, FEW_KEYS = 8192 };
+
 sop_step_class sop_steps_class(const sop_super *s, int32_t tokens, int32_t seqs, int32_t outs,
-                               uint32_t paths)
+                               uint32_t paths, int64_t longest)
 {
-    return (sop_step_class){rung(tokens, s->facts.max_tokens), rung(seqs, s->facts.max_seqs),
-                            outs ? rung(outs, s->facts.max_outs) : 0, paths};
+    sop_step_class c = {rung(tokens, s->facts.max_tokens), rung(seqs, s->facts.max_seqs),
+                        outs ? rung(outs, s->facts.max_outs) : 0, paths, (int32_t)s->facts.ctx};
+    const int32_t few = FEW_KEYS / c.tokens;
+    if (c.tokens <= FEW_TOKENS && longest <= few && few < c.keys &&
+        s->config.numerics != SOP_NUMERICS_INVARIANT) /* whose bits follow no length */
+        c.keys = few;
+    return c;
 }
 
 void sop_steps_desc(const sop_super *s, const sop_module *m, const sop_step_class *c,
@@ -70,7 +79,7 @@ void sop_steps_desc(const sop_super *s, const sop_module *m, const sop_step_clas
         } else {
             out->attention.pages = pages;
             out->attention.seqs = c->seqs;
-            out->attention.max_kv = s->facts.ctx;
+            out->attention.max_kv = c->keys;
             out->attention.table_stride = sop_kv_table_stride(s->kv);
             out->attention.paths = c->paths;
         }
@@ -98,6 +107,22 @@ void sop_steps_destroy(sop_super *s, sop_steps *steps)
     free(steps);
 }
 
+/* Whether a module copies rows that are wanted, out of a buffer. */
+static bool is_copy(const sop_module *m)
+{
+    return m->op == &sop_op_embed && m->args[SOP_EMBED_TABLE].kind == SOP_ARG_BUFFER &&
+           m->desc.embed.w_dtype == m->desc.embed.y_dtype && m->desc.embed.scale == 0;
+}
+
+/* A step of one token has its wanted row where it is: the buffer that is read instead of b. */
+static int32_t stands_for(const sop_program *p, int32_t b, const sop_step_class *c)
+{
+    for (int32_t i = 0; i < p->n_modules && c->tokens == 1; i++)
+        if (is_copy(&p->modules[i]) && p->modules[i].args[SOP_EMBED_Y].index == b)
+            return p->modules[i].args[SOP_EMBED_TABLE].index;
+    return b;
+}
+
 static sop_operand bind(const sop_super *s, const sop_module *m, int32_t role, const sop_row *row,
                         const sop_step_class *c)
 {
@@ -105,10 +130,11 @@ static sop_operand bind(const sop_super *s, const sop_module *m, int32_t role, c
     const sop_program *p = s->program;
     switch (a->kind) {
     case SOP_ARG_BUFFER: {
-        const sop_buffer *b = &p->buffers[a->index];
+        const int32_t at = stands_for(p, a->index, c);
+        const sop_buffer *b = &p->buffers[at];
         const size_t rows = (size_t)sop_extent_of(c, b->extent);
         const size_t bytes = rows * b->row_bytes;
-        return (sop_operand){(char *)s->arena + s->buffer_at[a->index] + a->offset,
+        return (sop_operand){(char *)s->arena + s->buffer_at[at] + a->offset,
                              bytes > (size_t)a->offset ? bytes - (size_t)a->offset : 0};
     }
     case SOP_ARG_WEIGHT: {
@@ -153,7 +179,7 @@ sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, 
     steps->args = calloc(n * SOP_MAX_ARGS + 1, sizeof *steps->args);
     steps->descs = calloc(n + 1, sizeof *steps->descs);
     steps->desc_of = calloc(n + 1, sizeof *steps->desc_of);
-    steps->op_of = calloc(n + 1, sizeof *steps->op_of);
+    steps->op_of = calloc(n + 1, sizeof *steps->op_of); /* NOLINT(bugprone-sizeof-expression) */
     if (!steps->nodes || !steps->args || !steps->descs || !steps->desc_of || !steps->op_of)
         status = sop_fail(SOP_E_NOMEM, "super: a step plan of %zu modules", n);
     for (size_t i = 0; i < n && status == SOP_OK; i++) {
@@ -167,7 +193,9 @@ sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, 
         sop_node *node = &steps->nodes[steps->n_nodes];
         sop_choice choice;
         int32_t covered = 1;
-        if (sop_extent_of(c, m->extent) == 0) { /* no output is wanted */
+        /* no output is wanted, or not this one, or it is where it would be copied to */
+        if (sop_extent_of(c, m->extent) == 0 || (s->logits_only && m->op == &sop_op_sample) ||
+            (c->tokens == 1 && is_copy(m))) {
             i++;
             continue;
         }
@@ -211,7 +239,7 @@ sop_status sop_steps_make(sop_super *s, const sop_step_class *c, size_t budget, 
 static bool same_class(const sop_step_class *a, const sop_step_class *b)
 {
     return a->tokens == b->tokens && a->seqs == b->seqs && a->outs == b->outs &&
-           a->paths == b->paths;
+           a->paths == b->paths && a->keys == b->keys;
 }
 
 sop_status sop_steps_get(sop_super *s, const sop_step_class *c, sop_steps **out)

@@ -25,7 +25,7 @@ void sop_super_destroy(sop_super *s)
     release(s, s->arena, s->arena_bytes);
     sop_kv_destroy(s->kv);
     if (s->mark && s->mark != &s->no_mark) sop_planner_unmark(s->planner, s->mark);
-    if (s->queue) s->device->ops->queue_destroy(s->queue);
+    if (s->own) s->device->ops->queue_destroy(s->own);
     free(s->table_row);
     free(s->seen);
     free(s->buffer_at);
@@ -42,8 +42,9 @@ static sop_status size_scratch(sop_super *s)
     for (int32_t tokens = 1;; tokens = 2 * tokens < f->max_tokens ? 2 * tokens : f->max_tokens) {
         const int32_t most = tokens < f->max_seqs ? tokens : f->max_seqs;
         for (int32_t seqs = 1; seqs <= most; seqs = seqs == most ? most + 1 : most)
-            for (size_t k = 0; k < sizeof paths / sizeof *paths; k++) {
-                const sop_step_class c = sop_steps_class(s, tokens, seqs, f->max_outs, paths[k]);
+            for (size_t k = 0; k < 2 * (sizeof paths / sizeof *paths); k++) {
+                const sop_step_class c =
+                    sop_steps_class(s, tokens, seqs, f->max_outs, paths[k / 2], k % 2 ? f->ctx : 1);
                 sop_steps *steps;
                 SOP_TRY(sop_steps_make(s, &c, SIZE_MAX, &steps));
                 for (int32_t i = 0; i < steps->n_nodes; i++)
@@ -101,7 +102,9 @@ static sop_status layout(sop_super *s, const sop_super_spec *spec, bool dry)
         return sop_fail(SOP_E_NOMEM, "super: %d buffers, %d sequences", p->n_buffers,
                         spec->max_seqs);
     SOP_TRY(sop_kv_bytes(&kv, &s->memory.kv, &s->memory.host));
-    SOP_TRY(s->device->ops->queue_create(s->device, &s->queue));
+    SOP_TRY(s->device->ops->queue_create(s->device, &s->own));
+    s->queue = spec->queue ? spec->queue : s->own;
+    s->logits_only = spec->logits_only;
     SOP_TRY(sop_kv_create(s->device, &kv, dry, &s->kv));
     SOP_TRY(sop_place_buffers(p, &s->facts, s->buffer_at, &s->save_at, &s->save_bytes));
     s->arena_bytes = s->save_at + s->save_bytes;
@@ -145,7 +148,8 @@ static sop_status warm_class(sop_super *s, const sop_step_class *c)
 {
     sop_steps *steps;
     SOP_TRY(sop_steps_get(s, c, &steps));
-    if (c->tokens == c->seqs && c->seqs == c->outs) SOP_TRY(sop_ahead_plan(s, steps));
+    if (c->tokens == c->seqs && c->seqs == c->outs && !s->logits_only)
+        SOP_TRY(sop_ahead_plan(s, steps));
     if (sop_run_record(s, steps) != SOP_OK)
         sop_log(SOP_LOG_WARN, "super", "record tokens=%d seqs=%d why=\"%s\"", c->tokens, c->seqs,
                 sop_last_error());
@@ -164,8 +168,8 @@ static sop_status warm(sop_super *s)
                 const int32_t fewest = (t / 2 + n) / n; /* of the longest share, and the most */
                 const uint32_t paths =
                     sop_steps_paths(s, n, k & 1 ? fewest : t - n + 1, k & 2 ? f->ctx : 1);
-                const sop_step_class c =
-                    sop_steps_class(s, t, n, n < f->max_outs ? n : f->max_outs, paths);
+                const sop_step_class c = sop_steps_class(s, t, n, n < f->max_outs ? n : f->max_outs,
+                                                         paths, k & 2 ? f->ctx : 1);
                 SOP_TRY(warm_class(s, &c));
             }
             n = n == most ? n + 1 : 2 * n < most ? 2 * n : most;
@@ -275,8 +279,23 @@ void sop_super_counts_of(const sop_super *s, sop_super_counts *out)
     sop_kv_moved(s->kv, &out->pages_out, &out->pages_in);
 }
 
-sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items,
-                           sop_step_class *class)
+/* Whether all ids are from 0 to last. Two at a time, with no branch for any: a difference that is negative has
+ * its top bit set, and what it borrows from the other only comes with that bit. */
+static bool are_known(const int32_t *ids, int32_t n, uint32_t last)
+{
+    const uint64_t most = (uint64_t)last << 32 | last;
+    uint64_t bits = 0;
+    int32_t k = 0;
+    for (uint64_t two; k + 2 <= n; k += 2) {
+        memcpy(&two, ids + k, sizeof two);
+        bits |= two | (most - two);
+    }
+    if (k < n) bits |= (uint32_t)ids[k] | (last - (uint32_t)ids[k]);
+    return (bits & 0x8000000080000000u) == 0;
+}
+
+sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_items, bool has_ids,
+                           int32_t steps, sop_step_class *class)
 {
     const sop_super_facts *f = &s->facts;
     int64_t tokens = 0, outs = 0, longest = 0, most = 0;
@@ -290,10 +309,11 @@ sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_i
         if (s->seen[it->seq] == s->senses)
             return sop_fail(SOP_E_ARG, "step: sequence %d stands in it twice", it->seq);
         s->seen[it->seq] = s->senses;
-        if (it->n_ids < 1 || !it->ids)
+        if (it->n_ids < 1 || (has_ids && !it->ids))
             return sop_fail(SOP_E_ARG, "step: sequence %d brings %d tokens, must be >= 1", it->seq,
                             it->n_ids);
-        for (int32_t k = 0; k < it->n_ids; k++)
+        const bool known = !has_ids || are_known(it->ids, it->n_ids, (uint32_t)f->vocab - 1);
+        for (int32_t k = 0; k < it->n_ids && !known; k++)
             if (it->ids[k] < 0 || it->ids[k] >= f->vocab)
                 return sop_fail(SOP_E_ARG,
                                 "step: token %d of sequence %d is id %d, must be 0 to %lld", k,
@@ -313,8 +333,9 @@ sop_status sop_super_sense(sop_super *s, const sop_step_item *items, int32_t n_i
     s->n_tokens = (int32_t)tokens;
     s->n_seqs = n_items;
     s->n_outs = (int32_t)outs;
+    longest += steps - 1;
     *class = sop_steps_class(s, (int32_t)tokens, n_items, (int32_t)outs,
-                             sop_steps_paths(s, n_items, most, longest));
+                             sop_steps_paths(s, n_items, most, longest), longest);
     return SOP_OK;
 }
 
@@ -354,13 +375,33 @@ sop_status sop_super_reserve(sop_super *s, int32_t seq, int64_t n)
     return sop_kv_reserve(s->kv, s->queue, seq, n);
 }
 
+/* Pages for all items of a step; those that got some are counted, for done(). */
+static sop_status reserve_all(sop_super *s, const sop_step_item *items, int32_t n,
+                              int32_t *reserved)
+{
+    for (*reserved = 0; *reserved < n; ++*reserved)
+        SOP_TRY(sop_super_reserve(s, items[*reserved].seq, items[*reserved].n_ids));
+    return SOP_OK;
+}
+
+static void done(sop_super *s, const sop_step_item *items, int32_t reserved, sop_status status)
+{
+    for (int32_t i = 0; i < reserved; i++)
+        if (status == SOP_OK)
+            sop_kv_commit(s->kv, items[i].seq, items[i].n_ids);
+        else
+            sop_kv_rollback(s->kv, items[i].seq);
+    s->counts.steps++;
+}
+
 sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_items, int32_t *next,
                           float *logits)
 {
     sop_step_class class;
     sop_steps *steps;
     const double t0 = sop_now_s();
-    SOP_TRY(sop_super_sense(s, items, n_items, &class));
+    if (s->logits_only && next) return sop_fail(SOP_E_ARG, "step: here nothing is sampled");
+    SOP_TRY(sop_super_sense(s, items, n_items, true, 1, &class));
     if (s->mark == &s->no_mark) { /* a row from outside may have come since */
         sop_mark *mark = sop_planner_mark(s->planner);
         if (mark) s->mark = mark;
@@ -368,12 +409,8 @@ sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_it
     SOP_TRY(sop_steps_get(s, &class, &steps));
     const double t1 = sop_now_s();
     s->counts.plan_s += t1 - t0;
-    int32_t reserved = 0;
-    sop_status status = SOP_OK;
-    while (reserved < n_items && status == SOP_OK) {
-        status = sop_super_reserve(s, items[reserved].seq, items[reserved].n_ids);
-        if (status == SOP_OK) reserved++;
-    }
+    int32_t reserved;
+    sop_status status = reserve_all(s, items, n_items, &reserved);
     if (status == SOP_OK) status = sop_inputs_send(s, items, n_items);
     if (status == SOP_OK) status = sop_run_steps(s, steps);
     if (status == SOP_OK) {
@@ -387,13 +424,62 @@ sop_status sop_super_step(sop_super *s, const sop_step_item *items, int32_t n_it
         status = sop_run_again(s, &class);
         if (status == SOP_OK) status = results(s, next, logits);
     }
-    for (int32_t i = 0; i < reserved; i++) {
-        if (status == SOP_OK)
-            sop_kv_commit(s->kv, items[i].seq, items[i].n_ids);
-        else
-            sop_kv_rollback(s->kv, items[i].seq);
-    }
-    s->counts.steps++;
+    done(s, items, reserved, status);
     s->counts.run_s += sop_now_s() - t1;
     return status;
+}
+
+sop_status sop_super_put(sop_super *s, const sop_step_item *items, int32_t n_items,
+                         const int32_t *ids, const int32_t *pos, float *logits)
+{
+    const sop_device_ops *ops = s->device->ops;
+    sop_step_class class;
+    sop_steps *steps;
+    int32_t reserved;
+    SOP_TRY(sop_super_sense(s, items, n_items, !ids, 1, &class));
+    SOP_TRY(sop_steps_get(s, &class, &steps));
+    sop_status status = reserve_all(s, items, n_items, &reserved);
+    if (status == SOP_OK) status = sop_inputs_send(s, items, n_items);
+    if (status == SOP_OK) status = sop_inputs_take(s, ids, pos);
+    if (status == SOP_OK) status = sop_run_steps(s, steps);
+    if (status == SOP_OK && logits && s->n_outs)
+        status =
+            ops->copy(s->queue, logits, (char *)s->arena + s->buffer_at[s->program->logits],
+                      (size_t)s->n_outs * (size_t)s->facts.vocab * sizeof *logits, SOP_COPY_WITHIN);
+    /* the next step's inputs are written where this one reads its own */
+    if (status == SOP_OK && s->staging == s->inputs) status = ops->wait(s->queue);
+    done(s, items, reserved, status);
+    return status;
+}
+
+sop_status sop_super_extend(sop_super *s, int32_t seq, int64_t n)
+{
+    if (!sop_kv_is_open(s->kv, seq) || n < 0)
+        return sop_fail(SOP_E_ARG, "extend: %lld tokens of sequence %d, which is %sopen",
+                        (long long)n, seq, sop_kv_is_open(s->kv, seq) ? "" : "not ");
+    SOP_TRY(sop_super_reserve(s, seq, n));
+    sop_kv_commit(s->kv, seq, n);
+    return SOP_OK;
+}
+
+void sop_super_pool(const sop_super *s, int32_t layer, int32_t which, sop_tensor *out)
+{
+    const sop_operand pool = sop_kv_pool(s->kv, layer, which);
+    const sop_kv_layer *y = &s->program->layers[layer];
+    const int64_t k = which ? y->v : y->k;
+    *out = (sop_tensor){
+        .data = pool.data,
+        .bytes = pool.bytes,
+        .dtype = s->program->kv_dtype,
+        .ndim = 4,
+        .shape = {sop_kv_pages(s->kv, sop_kv_group(s->kv, layer)), y->heads, SOP_KV_PAGE, k},
+        .stride = {y->heads * SOP_KV_PAGE * k, SOP_KV_PAGE * k, k, 1}};
+}
+
+int64_t sop_super_pages(const sop_super *s, int32_t seq, int32_t layer, int32_t *pages, int64_t cap)
+{
+    const int64_t n = (sop_kv_length(s->kv, seq) + SOP_KV_PAGE - 1) / SOP_KV_PAGE;
+    sop_kv_table(s->kv, sop_kv_group(s->kv, layer), seq, s->table_row);
+    for (int64_t i = 0; i < n && i < cap; i++) pages[i] = s->table_row[i];
+    return n;
 }

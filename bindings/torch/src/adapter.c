@@ -191,11 +191,12 @@ static bool arrange(const struct operand *o, struct tensor *t, bool split)
         t->extent[o->stars + i] = t->size[lead + i];
         t->step[o->stars + i] = t->stride[lead + i];
     }
-    /* Where there is but one, any step will do: take the one that equal shapes share. */
+    /* Where there is but one, any step will do: take the one that equal shapes share. A step of 0, of what
+     * was expanded, has no place in a desc: there 0 is what the operator makes dense. */
     int64_t step = 1;
     for (int32_t i = o->n_dims; i-- > 0;) {
         if (t->extent[i] <= 1) t->step[i] = step;
-        if (o->stride[i] < 0 && t->step[i] != step) fits = false;
+        if (t->step[i] != step && (o->stride[i] < 0 || t->step[i] == 0)) fits = false;
         step = t->step[i] * (t->extent[i] > 1 ? t->extent[i] : 1);
     }
     return fits;

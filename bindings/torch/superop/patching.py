@@ -9,13 +9,13 @@ instance, so that unpatch() has only to take it away. A layer goes
 What a layer cannot do for a call (gradients, weights of attention, a type) goes its old way for that
 call, counted in superop.fallbacks() and said once."""
 
-import weakref
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from . import hf as _attention
+from . import stack as _stack
+from .bound import Bound
 from .cache import GrowingLayer, grow
 
 ops = torch.ops.superop
@@ -155,12 +155,12 @@ def _plain(module):
     return type(module) is nn.Linear and not hasattr(module, "_hf_hook") and type(module.weight.data) is torch.Tensor
 
 
-class _Layer:
+class _Layer(Bound):
     """The forward of a decoder layer."""
 
     def __init__(self, module, step, rotary, first, offset, sandwich):
+        super().__init__(module)
         attn, mlp = module.self_attn, module.mlp
-        self.module = weakref.ref(module)
         self.step, self.rotary, self.first, self.sandwich = step, rotary, first, sandwich
         self.kind = getattr(attn, "layer_type", None)
         self.index, self.dim, self.scaling = attn.layer_idx, attn.head_dim, attn.scaling
@@ -198,7 +198,7 @@ class _Layer:
         if hasattr(module, "_hf_hook"):
             return "a hook of accelerate's"
         for name, inner in module.named_modules():
-            if name and (inner._forward_hooks or inner._forward_pre_hooks):
+            if name and _stack.hooked(inner):
                 return f"a hook on {name}"
         return None
 
@@ -330,30 +330,32 @@ def _old_way(module, x):
     )
 
 
-def _forward(module, make):
-    """The forward of a module that make(group) is in superop."""
-    old, group = type(module).forward, _Group()
-    new = make(group)
-    group.refresh()
+class _Alone(Bound):
+    """The forward of a norm or a linear outside of the layers, which make(group) is in superop."""
 
-    def forward(x):
+    def __init__(self, module, make):
+        super().__init__(module)
+        self.group = _Group()
+        self.new = make(self.group)
+        self.group.refresh()
+
+    def __call__(self, x):
+        module = self.module()
         if _old_way(module, x):
-            return old(module, x)
-        group.refresh()
-        return new(x)
-
-    return forward
+            return type(module).forward(module, x)
+        self.group.refresh()
+        return self.new(x)
 
 
-def _rotary_forward(module):
-    old = type(module).forward
+class _Rotary(Bound):
+    """The forward of what makes cos and sin."""
 
-    def forward(x, position_ids, *args, **kwargs):
+    def __call__(self, x, position_ids, *args, **kwargs):
+        module = self.module()
+        old = type(module).forward
         if torch.compiler.is_compiling():
             return old(module, x, position_ids, *args, **kwargs)
         return _LazyRope(lambda: old(module, x, position_ids, *args, **kwargs))
-
-    return forward
 
 
 def _rope_types(rotary):
@@ -366,11 +368,13 @@ class Patched:
 
     def __init__(self):
         self.layers, self.refused, self.modules = 0, {}, []
-        self.implementation = None
+        self.implementation = self.stack = None
+        self.apart = "not asked for"  # why the decoder is not one operator
 
     def __repr__(self):
         why = "".join(f"; {name}: {text}" for name, text in self.refused.items())
-        return f"superop: {self.layers} layers patched, {len(self.refused)} not{why}"
+        one = "as one operator" if self.stack else f"one by one ({self.apart})"
+        return f"superop: {self.layers} layers patched, {one}, {len(self.refused)} not{why}"
 
 
 def _bind(patched, module, forward):
@@ -378,11 +382,16 @@ def _bind(patched, module, forward):
     patched.modules.append(module)
 
 
-def patch(model):
+def patch(model, stack=None, tokens=32768, sequences=64, step_tokens=2048):
     """Put the decoder layers of a model of Transformers on superop; its parameters stay where they are.
-    Returns what was done. A second patch() is the same as one."""
+    Returns what was done. A second patch() is the same as one.
+
+    stack        whether the whole decoder becomes one operator where that is possible; None: on a card
+    tokens       keys and values that this operator has memory for, of all sequences together
+    sequences    that it holds at once
+    step_tokens  of one call: longer prompts go in several"""
     unpatch(model)
-    patched = Patched()
+    patched, decoder = Patched(), None
     for name, parent in model.named_modules():
         layers, rotary = getattr(parent, "layers", None), getattr(parent, "rotary_emb", None)
         if not isinstance(layers, nn.ModuleList) or rotary is None:
@@ -402,18 +411,28 @@ def patch(model):
             first, offset = False, family[0]
         if first:
             continue
+        decoder = parent
         step.group.refresh()  # here, so that nothing of it is made inside a recording
-        _bind(patched, rotary, _rotary_forward(rotary))
+        _bind(patched, rotary, _Rotary(rotary))
         norm = getattr(parent, "norm", None)
         if norm is not None and type(norm).__name__.endswith("RMSNorm"):
-            _bind(patched, norm, _forward(norm, lambda group: _Norm(norm, offset, group)))
+            _bind(patched, norm, _Alone(norm, lambda group: _Norm(norm, offset, group)))
     head = getattr(model, "lm_head", None)
     if patched.layers and head is not None and _plain(head):
-        _bind(patched, head, _forward(head, lambda group: _Linears(group, head)))
+        _bind(patched, head, _Alone(head, lambda group: _Linears(group, head)))
     if patched.layers and hasattr(model, "set_attn_implementation"):
         patched.implementation = model.config._attn_implementation
         model.set_attn_implementation("superop")
     object.__setattr__(model, "_superop", patched)
+    if decoder is not None and (stack or (stack is None and decoder.embed_tokens.weight.is_cuda)):
+        patched.apart = "some layers are not patched" if patched.refused else _stack.refusal(model, decoder)
+        if patched.apart is None:
+            try:
+                patched.stack = _stack.Stack(model, decoder, tokens, sequences, step_tokens)
+            except RuntimeError as why:
+                patched.apart = str(why)
+        if patched.stack:
+            object.__setattr__(model, "forward", _stack.Forward(model, patched.stack))
     return patched
 
 
@@ -424,14 +443,17 @@ def unpatch(model):
         return
     for module in patched.modules:
         module.__dict__.pop("forward", None)
+    if isinstance(model.__dict__.get("forward"), _stack.Forward):
+        del model.__dict__["forward"]
     if patched.implementation is not None:
         model.set_attn_implementation(patched.implementation)
     object.__delattr__(model, "_superop")
 
 
 def explain(model, batch=1, length=1):
-    """What runs for a batch of sequences of this length in one layer of a patched model: a line for each
-    operator, with the row the library chose; linears on a CPU are PyTorch's. Returns the text."""
+    """What runs for a batch of sequences of this length in a patched model: a line for each operator of one
+    layer, with the row the library chose (linears on a CPU are PyTorch's), and before them what the decoder
+    as one operator runs. Returns the text."""
     from . import _lib
 
     patched = getattr(model, "_superop", None)
@@ -441,8 +463,11 @@ def explain(model, batch=1, length=1):
     weight = layer.self_attn.o_proj.weight
     x = torch.zeros(batch, length, weight.shape[0], dtype=weight.dtype, device=weight.device)
     positions = torch.arange(length, device=weight.device).unsqueeze(0)
+    lines = [f"{type(layer).__name__}, batch {batch}, length {length}, {weight.dtype}, {weight.device}"]
+    if patched.stack:
+        lines += ["the decoder as one operator:"] + [f"  {text}" for text in patched.stack.lines(batch, length)]
+        lines += ["one of its layers alone:"]
     with _lib.rows() as seen, torch.no_grad():
         layer.forward(x, position_ids=positions)
-    lines = [f"{type(layer).__name__}, batch {batch}, length {length}, {weight.dtype}, {weight.device}"]
     lines += [f"  {op:14} {row}" for op, row in seen]
     return "\n".join(lines + [repr(patched)])

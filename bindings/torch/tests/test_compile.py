@@ -185,7 +185,7 @@ def test_patched_models_compile_whole():
         several = [ids(2, n, device) for n in (10, 33, 128)]
         with torch.no_grad():
             want = [model(x, use_cache=False).logits for x in several]
-            superop.patch(model)
+            superop.patch(model, stack=True)
             f = compiled(model)
             for x, logits in zip(several, want):
                 near(logits, f(x, use_cache=False).logits)

@@ -320,6 +320,32 @@ def test_attention_over_a_cache_of_transformers():
             close(o[4 * i : 4 * i + 4], want, 64 if dtype is torch.float32 else 64 * 256, want.abs() + 3)
 
 
+def test_operands_that_were_expanded():
+    """A stride of 0 has no place in a desc, where 0 is what the operator makes dense."""
+    for device, dtype in itertools.product(DEVICES, TYPES):
+        x, y, w = (randn(*shape, dtype=dtype, device=device) for shape in ((1, 96), (7, 96), (5, 96)))
+        many, few = x.expand(7, 96), x.expand(2, 3, 96)
+        same = lambda a, b: close(a, b.double())  # noqa: E731
+        same(ops.add(many, y), ops.add(many.contiguous(), y))
+        same(ops.rms_norm(few, w[0].float()), ops.rms_norm(few.contiguous(), w[0].float()))
+        same(ops.linear(many, x.expand(5, 96)), ops.linear(many.contiguous(), x.repeat(5, 1)))
+        same(ops.softmax(y[:, :1].expand(7, 40)), ops.softmax(y[:, :1].repeat(1, 40)))
+        b, n, m, h, d = 2, 3, 16, 4, 64
+        q, k, v = (randn(*shape, d, dtype=dtype, device=device) for shape in ((b * n, h), (1, m, 1), (1, m, 1)))
+        table = torch.zeros(b, 1, dtype=torch.int32, device=device)
+        start = torch.arange(0, b * n + 1, n, dtype=torch.int32, device=device)
+        lens = torch.full((b,), m, dtype=torch.int32, device=device)
+        mask = (randn(1, 1, m) > 0).to(device)
+        mask[..., 0] = True
+        for one in (mask, mask.float() * 3):
+            args = [table, start, lens]
+            dense = dict(causal=0, mask=one.repeat(b * n, h, 1))
+            want = ops.attention(q, k.repeat(1, 1, h, 1), v.repeat(1, 1, h, 1), *args, **dense)
+            for lead in ((b * n, 1), (b * n, h)):
+                got = ops.attention(q, k.expand(1, m, h, d), v.expand(1, m, h, d), *args, causal=0, mask=one.expand(*lead, m))
+                assert torch.allclose(got.float(), want.float(), atol=2e-2 if dtype is not torch.float32 else 1e-5)
+
+
 def test_kv_append_into_codes():
     for device in DEVICES:
         k = randn(3, 2, 64, device=device)

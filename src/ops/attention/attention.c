@@ -205,8 +205,9 @@ static void fill_codes(const sop_attention_desc *d, const sop_operand *args, int
         ((float *)args[scales].data)[g] = 0.011f * (float)(1 + g % 3);
 }
 
-/* Slopes as in their paper; a third of the mask hides its key, and every seventh query sees none. What
- * was there of a mask of numbers stays elsewhere. */
+/* Slopes as in their paper. Of the mask, in turns of 384 tokens and of 256 keys: a third hides its key, and
+ * every seventh query sees none; all is hidden; nothing is. What was there of a mask of numbers stays
+ * elsewhere. */
 static void fill_terms(const sop_attention_desc *d, const sop_operand *args)
 {
     uint64_t state = 11;
@@ -218,11 +219,12 @@ static void fill_terms(const sop_attention_desc *d, const sop_operand *args)
         for (int64_t j = 0; j < d->max_kv; j++) {
             const int64_t at =
                 row / d->mask_heads * d->mask_stride + row % d->mask_heads * d->mask_head + j;
-            const int hides = sop_random(&state) % 3 == 0 || row % 7 == 6;
+            const int64_t turn = (row / d->mask_heads / 384 + j / 256) % 3;
+            const int hides = turn ? turn == 1 : sop_random(&state) % 3 == 0 || row % 7 == 6;
             if (d->mask_dtype == SOP_U8)
                 ((uint8_t *)mask)[at] = (uint8_t)(hides ? 0 : 1 + j % 255);
-            else if (hides)
-                sop_store(mask, d->mask_dtype, at, -INFINITY);
+            else if (hides || turn == 2)
+                sop_store(mask, d->mask_dtype, at, hides ? -INFINITY : 0);
         }
 }
 
@@ -346,7 +348,7 @@ static const char *takes_floats(const void *desc)
     return sop_refuse_f64(((const sop_attention_desc *)desc)->q_dtype);
 }
 
-static const sop_param decode_params[] = {{"seg_cost", 4, 64, 2, 16}};
+static const sop_param decode_params[] = {{"seg_cost", 8, 64, 2, 8}};
 #endif
 static const sop_param ring_params[] = {{"keys", 1024, 16384, 2, 4096}};
 
@@ -358,6 +360,9 @@ static const sop_param ring_params[] = {{"keys", 1024, 16384, 2, 4096}};
      .run = sop_attention_##path##_##target}
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_few_sm90", "cuda", SOP_CUDA_SM90,
+     SOP_ROW_ROUNDS | SOP_ROW_TILED, .refuse = sop_attention_decode_few_refuse,
+     .plan = sop_attention_decode_few_plan, .run = sop_attention_decode_few_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_sm80", "cuda", SOP_CUDA_SM80,
      SOP_ROW_ROUNDS | SOP_ROW_TILED, .params = decode_params, .n_params = 1,
      .refuse = sop_attention_decode_refuse, .plan = sop_attention_decode_plan,
@@ -368,6 +373,10 @@ static const sop_row rows[] = {
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_prefill_sm80", "cuda", SOP_CUDA_SM80,
      SOP_ROW_ROUNDS | SOP_ROW_FLASH, .refuse = sop_attention_prefill_sm80_refuse,
      .run = sop_attention_prefill_sm80},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_bytes_sm80", "cuda", SOP_CUDA_SM80,
+     SOP_ROW_ROUNDS | SOP_ROW_TILED, .params = decode_params, .n_params = 1,
+     .refuse = sop_attention_decode_bytes_refuse, .plan = sop_attention_decode_plan,
+     .run = sop_attention_decode_bytes_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_codes_sm80", "cuda", SOP_CUDA_SM80,
      SOP_ROW_ROUNDS | SOP_ROW_TILED, .refuse = sop_attention_decode_codes_refuse,
      .plan = sop_attention_decode_codes_plan, .run = sop_attention_decode_codes_sm80},
@@ -465,6 +474,22 @@ static const char *const cases[] = {
     "kp_token=272 kp_head=17408 vp_token=264 vp_head=16896 kp_page=69632 vp_page=67584",
     "tokens=3 seqs=3 max_kv=50 heads=2 k=144 q=bf16 kv=bf16 o=bf16 causal=1 page=16", /* beyond */
     "tokens=5 max_kv=9 heads=2 k=8 causal=1 cap=3 q=f64 kv=f64 o=f64",
+    /* one query: all CTAs share its keys */
+    "tokens=1 max_kv=0 heads=8 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
+    "tokens=1 max_kv=1 heads=8 kv_heads=8 k=64 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
+    "tokens=1 max_kv=17 heads=28 kv_heads=4 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=8 sinks=1",
+    "tokens=1 max_kv=1027 heads=64 kv_heads=8 k=128 q=f16 kv=f16 o=f16 causal=1 page=64",
+    "tokens=1 max_kv=2050 heads=20 kv_heads=2 k=80 kv=bf16 page=48 cap=30",
+    "tokens=1 max_kv=700 heads=5 kv_heads=1 k=112 q=bf16 kv=bf16 o=bf16 causal=1 page=8 window=333",
+    "tokens=1 max_kv=5000 heads=3 kv_heads=3 k=96 kv=f16 causal=1 page=24 q_head=104 o_head=112",
+    "tokens=1 max_kv=1500 heads=14 kv_heads=2 k=64 kv=f16 causal=1 page=16 window=40 sinks=1",
+    "tokens=1 max_kv=1000 heads=16 kv_heads=2 k=128 q=bf16 kv=i8 o=bf16 causal=1 page=16",
+    /* pages of 8 in units of 16 keys; codes of every head */
+    "tokens=4 seqs=4 max_kv=333 heads=8 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=8",
+    "tokens=6 seqs=3 max_kv=200 heads=4 kv_heads=2 k=256 q=f16 kv=f16 o=f16 causal=1 page=24 window=70",
+    "tokens=9 seqs=5 max_kv=450 heads=12 kv_heads=1 k=128 q=f16 kv=f8 o=f16 causal=1 page=8 cap=20",
+    "tokens=5 seqs=5 max_kv=300 heads=6 kv_heads=2 k=96 q=bf16 kv=i8 o=bf16 causal=1 page=24 sinks=1",
+    "tokens=7 seqs=4 max_kv=210 heads=3 kv_heads=1 k=64 q=bf16 kv=f8 o=bf16 page=40",
     /* many queries of every head, around the tiles' and boxes' ends */
     "tokens=64 max_kv=64 heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1",
     "tokens=128 max_kv=128 heads=2 k=128 q=f16 kv=f16 o=f16 causal=1 page=24",
@@ -485,11 +510,16 @@ static const char *const cases[] = {
     "tokens=63 max_kv=63 heads=2 k=256 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
     "tokens=140 seqs=2 max_kv=300 heads=4 kv_heads=2 k=256 q=bf16 kv=bf16 o=bf16 causal=1 cap=50 "
     "window=64 page=16", /* gemma2 */
+    "tokens=193 max_kv=193 heads=2 kv_heads=1 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=8",
+    "tokens=577 seqs=3 max_kv=450 heads=2 k=96 q=bf16 kv=bf16 o=bf16 causal=1 window=130 page=24",
     "tokens=513 max_kv=513 heads=1 k=256 q=f16 kv=f16 o=f16 causal=1 page=520 q_head=264 o_head=264",
     "tokens=150 seqs=2 max_kv=290 heads=4 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 mask_heads=2 "
     "mask=u8",
     "tokens=70 max_kv=300 heads=2 k=64 q=f16 kv=f16 o=f16 mask_heads=1 mask=bf16 mask_head=301 cap=20",
     "tokens=130 seqs=2 max_kv=200 heads=2 k=256 kv=bf16 causal=1 alibi=1 mask_heads=1 mask=f16",
+    "tokens=400 max_kv=800 heads=2 k=64 q=bf16 kv=bf16 o=bf16 mask_heads=2 mask=u8 page=16",
+    "tokens=390 max_kv=790 heads=2 k=128 q=f16 kv=f16 o=f16 causal=1 mask_heads=1 mask=f32 window=600",
+    "tokens=200 max_kv=800 heads=1 k=256 q=bf16 kv=bf16 o=bf16 causal=1 mask_heads=1 mask=bf16",
     NULL,
 };
 

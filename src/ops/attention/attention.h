@@ -88,6 +88,10 @@ void sop_attention_merge(float *o, float *lse, const float *o2, float lse2, int6
 /* CUDA: attention_cuda.cu takes everything; few queries, many: attention_decode_sm80.cu,
  * attention_prefill_sm90.cu, attention_prefill_sm80.cu */
 sop_status sop_attention_cuda(const sop_call *call);
+const char *sop_attention_decode_few_refuse(const void *desc); /* attention_decode_few_sm90.cu */
+sop_status sop_attention_decode_few_plan(const void *desc, const int32_t *params,
+                                         const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_attention_decode_few_sm90(const sop_call *call);
 const char *sop_attention_decode_refuse(const void *desc);
 sop_status sop_attention_decode_plan(const void *desc, const int32_t *params,
                                      const sop_facts *facts, size_t budget, sop_split *split);
@@ -99,7 +103,11 @@ sop_status sop_attention_prefill_sm90(const sop_call *call);
 const char *sop_attention_prefill_sm80_refuse(const void *desc);
 sop_status sop_attention_prefill_sm80(const sop_call *call);
 
-/* over codes, by the two rows above: attention_codes_sm80.cu */
+/* over codes: attention_decode_bytes_sm80.cu, planned as attention_decode_sm80 */
+const char *sop_attention_decode_bytes_refuse(const void *desc);
+sop_status sop_attention_decode_bytes_sm80(const sop_call *call);
+
+/* over codes, by rows for 16 bits: attention_codes_sm80.cu */
 const char *sop_attention_decode_codes_refuse(const void *desc);
 sop_status sop_attention_decode_codes_plan(const void *desc, const int32_t *params,
                                            const sop_facts *facts, size_t budget, sop_split *split);

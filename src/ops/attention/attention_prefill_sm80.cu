@@ -1,15 +1,16 @@
 #include "ops/attention/attention_cuda.cuh"
 #include "ops/attention/prefill_sm80.cuh"
 
-/* NULL when there is none for heads of k. */
+/* run is NULL when there is none for heads of k. */
 struct prefill_kernel {
     void (*run)(const prefill80_args);
-    unsigned threads; /* two a query */
-    size_t bytes;     /* of shared memory */
+    int64_t queries;
+    size_t bytes; /* of shared memory */
 };
 template <typename T, int HEAD> static prefill_kernel kernel(void)
 {
-    return {sop_prefill_sm80<T, HEAD>, prefill80<HEAD>::THREADS, prefill80<HEAD>::bytes};
+    typedef prefill80_shape<HEAD> shape;
+    return {sop_prefill_sm80<T, HEAD>, shape::QUERIES, shape::SMEM};
 }
 template <typename T> static prefill_kernel kernel_of(int64_t k)
 {
@@ -35,6 +36,9 @@ extern "C" const char *sop_attention_prefill_sm80_refuse(const void *desc)
     if (!(d->paths & (SOP_ROW_FLASH | SOP_ROW_RING))) return "no path of it is a candidate";
     if (d->window > INT32_MAX || d->max_kv > INT32_MAX - 256) return "sequences are too long";
     if (d->tokens / 64 + d->seqs > 65535) return "over 65535 tiles of queries";
+    /* where a key lies counts pieces of 16 bytes in 32 bits */
+    if (d->pages * d->kp_page / 8 >= UINT32_MAX || d->pages * d->vp_page / 8 >= UINT32_MAX)
+        return "a pool has over 64 GB";
     return NULL;
 }
 
@@ -42,7 +46,6 @@ template <typename T> static sop_status run(const sop_call *call)
 {
     const sop_attention_desc *d = (const sop_attention_desc *)call->desc;
     const prefill_kernel kernel = kernel_of<T>(d->k);
-    const int64_t queries = kernel.threads / 2;
     const prefill80_args p = {sop_attention_args_of(call),
                               d->q_stride,
                               d->q_head,
@@ -62,10 +65,11 @@ template <typename T> static sop_status run(const sop_call *call)
                               (int)d->window,
                               d->causal,
                               d->q_dtype == SOP_F32,
+                              UINT32_MAX / (uint32_t)d->page,
                               d->scale,
                               d->cap};
-    const dim3 grid((unsigned)d->heads, (unsigned)(d->tokens / queries + d->seqs));
-    return sop_launch_cluster(kernel.run, grid, kernel.threads, kernel.bytes, 1, call, p);
+    const dim3 grid((unsigned)d->heads, (unsigned)(d->tokens / kernel.queries + d->seqs));
+    return sop_launch_cluster(kernel.run, grid, PREFILL80_THREADS, kernel.bytes, 1, call, p);
 }
 
 extern "C" sop_status sop_attention_prefill_sm80(const sop_call *call)

@@ -1,14 +1,15 @@
 #include "ops/attention/attention_cuda.cuh"
 #include "ops/attention/prefill_plan.cuh"
 
-/* What the plan says: CTAs, heads of a section; where in the scratch the tiles and the rounded queries
- * begin. */
-enum { GRID, SECTION, TILES_AT, Q_AT };
+/* What the plan says: CTAs, heads of a section; where in the scratch the tiles, the rounded queries and
+ * the classes of a mask begin. */
+enum { GRID, SECTION, TILES_AT, Q_AT, CLASSES_AT };
 
 /* run is NULL when there is none for this head. */
 static prefill_kernel kernel_for(const sop_attention_desc *d)
 {
-    const bool f16 = d->kv_dtype == SOP_F16, extra = d->cap > 0 || d->alibi || d->mask_heads;
+    const bool f16 = d->kv_dtype == SOP_F16,
+               extra = d->cap > 0 || d->alibi || d->mask_heads || d->o_dtype == SOP_F32;
     if (d->k == 192 && d->v == 128) return sop_prefill_192_128(f16, extra);
     if (d->k != d->v) return {};
     switch (d->k) {
@@ -31,7 +32,6 @@ extern "C" const char *sop_attention_prefill_refuse(const void *desc)
     if (why) return why;
     if (!kernel_for(d).run)
         return "heads are neither of 64 to 128 by 16, 160, 192 or 256, nor of 192 with values of 128";
-    if (d->k != 64 && d->k != 128 && d->k != 256) return "heads of 80 to 192 await their proof";
     if (!(d->paths & (SOP_ROW_FLASH | SOP_ROW_RING))) return "no path of it is a candidate";
     if (d->page % 8) return "pages are no multiple of 8 tokens";
     if (d->window > INT32_MAX || d->max_kv > INT32_MAX - 256) return "sequences are too long";
@@ -49,17 +49,29 @@ static int64_t section_of(const sop_attention_desc *d)
     return kv_heads * (d->heads / d->kv_heads);
 }
 
+/* Tiles of queries, at most. */
+static int64_t tiles_of(const sop_attention_desc *d)
+{
+    return d->tokens / PREFILL_ROWS + d->seqs + 1;
+}
+
 extern "C" sop_status sop_attention_prefill_plan(const void *desc, const int32_t *params,
                                                  const sop_facts *facts, size_t budget,
                                                  sop_split *split)
 {
     const sop_attention_desc *d = (const sop_attention_desc *)desc;
-    const int64_t tiles = d->tokens / PREFILL_ROWS + d->seqs + 1;
+    const prefill_kernel kernel = kernel_for(d);
+    const int64_t tiles = tiles_of(d);
     (void)params;
     *split = {{facts->workers, section_of(d), 64}, 0};
     split->word[Q_AT] = 64 + (tiles * (int64_t)sizeof(prefill_tile) + 127) / 128 * 128;
-    split->scratch_bytes = (size_t)split->word[Q_AT];
-    if (d->q_dtype == SOP_F32) split->scratch_bytes += (size_t)(d->tokens * d->heads * d->k) * 2;
+    split->word[CLASSES_AT] = split->word[Q_AT];
+    if (d->q_dtype == SOP_F32)
+        split->word[CLASSES_AT] += (d->tokens * d->heads * d->k * 2 + 127) / 128 * 128;
+    split->scratch_bytes = (size_t)split->word[CLASSES_AT];
+    if (d->mask_heads)
+        split->scratch_bytes +=
+            (size_t)(d->mask_heads * tiles * sop_blocks(d->max_kv + 1, kernel.tile));
     return split->scratch_bytes <= budget ? SOP_OK : SOP_E_LIMIT;
 }
 
@@ -134,6 +146,14 @@ extern "C" sop_status sop_attention_prefill_sm90(const sop_call *call)
         q = rounded, q_head = d->k, q_stride = d->heads * d->k;
     }
     if (s == SOP_OK) s = maps_of(call, q, q_head, q_stride, p.box, &maps);
+    if (s == SOP_OK && d->mask_heads) {
+        uint8_t *classes = (uint8_t *)scratch + call->split->word[CLASSES_AT];
+        p.q_tiles = tiles_of(d), p.kv_tiles = sop_blocks(d->max_kv + 1, kernel.tile);
+        p.classes = classes;
+        s = sop_launch(sop_prefill_classes,
+                       dim3((unsigned)p.kv_tiles, (unsigned)p.q_tiles, (unsigned)d->mask_heads),
+                       256, call, p, (int)d->seqs, kernel.tile, classes);
+    }
     if (s == SOP_OK)
         s = sop_launch(sop_prefill_plan, 1, 1024, call, p.a, (int)d->seqs, p.window, p.causal,
                        kernel.tile, (prefill_tile *)p.tiles, p.state);

@@ -17,7 +17,6 @@ static inline int64_t sop_decode_parts(const sop_attention_desc *d)
 static inline decode_args sop_decode_args_of(const sop_call *call)
 {
     const sop_attention_desc *d = (const sop_attention_desc *)call->desc;
-    const int64_t grid = call->split->word[DECODE_GRID];
     decode_args p = {sop_attention_args_of(call)};
     p.q_stride = d->q_stride, p.q_head = d->q_head;
     p.o_stride = d->o_stride, p.o_head = d->o_head;
@@ -26,13 +25,13 @@ static inline decode_args sop_decode_args_of(const sop_call *call)
     p.tokens = (int)d->tokens, p.seqs = (int)d->seqs;
     p.heads = (int)d->heads, p.group = (int)(d->heads / d->kv_heads),
     p.parts = (int)sop_decode_parts(d);
-    p.page = (int)d->page, p.table_stride = (int)d->table_stride;
+    p.page = (int)d->page, p.pages = (int)d->pages,
+    p.page_bits = d->page & (d->page - 1) ? -1 : __builtin_ctzll((unsigned long long)d->page),
+    p.table_stride = (int)d->table_stride;
     p.window = (int)d->window, p.causal = d->causal;
     p.seg_cost = (int)call->split->word[DECODE_SEG_COST];
     p.scale = d->scale, p.cap = d->cap;
-    p.part_o = (float *)call->scratch;
-    p.part_ml = (float2 *)(p.part_o + (size_t)grid * 2 * DECODE_GROUP * d->k);
-    p.arrived = sop_cuda_counters(call);
+    p.mail = (float *)sop_cuda_counters(call);
     return p;
 }
 

@@ -1,10 +1,15 @@
 /* Few queries of long sequences, heads of 64 to 256: the bytes of the cache are all that counts. Keys and
  * values in 16-bit elements, sums in f32.
  *
- * The work is the list (query, KV head, unit of 16 keys), where each (query, head) counts `seg_cost`
- * units more, for its merge. A fixed grid shares it equally, by a scan of the live lengths: a graph
- * serves any lengths. The 8 warps of a CTA take units in turn and merge in shared memory; per query head
- * the last CTA to arrive merges the partial results, in the order of the list.
+ * The work is the list (query, KV head, unit of 16 keys), where the units of each (query, head) are filled up
+ * to a multiple of the 8 warps of a CTA, which take them in turn, and count `seg_cost` units more, for their
+ * merge. A fixed grid shares it equally, by a scan of the live lengths: a graph serves any lengths. The
+ * warps merge in shared memory; the CTA that began a (query, head) is sent the partial results of those that
+ * go on with it, and merges them in the order of the list. It had its own part last, so that it hardly
+ * waits. All CTAs must fit on the card at once.
+ *
+ * mail: a place a CTA, [8 heads][HEAD results, not yet divided by their sum; maximum; sum; -; -]. A word is 0
+ * before and after the kernel, and +0 is sent as -0, so that who sees a word has it: no count, no fence.
  *
  * Keys and values need no shared memory: 16-byte global loads already give mma.m16n8k16 fragments, because
  * the order of d inside a dot product, and of d among output rows, is free. Up to 8 query heads of a
@@ -14,11 +19,13 @@
  *     K: keys g, g + 8;                      16-byte chunks t, t + 4, ...
  *     V: keys 2t, 2t + 1, 2t + 8, 2t + 9;    16-byte chunks g, g + 8, ...
  * of as many as fill all t, or all g; what is left of d comes in chunks of 8, then of 4 bytes, by the same
- * rule: nothing is loaded or multiplied in vain.
+ * rule: nothing is loaded or multiplied in vain. Caches of 8 bits come by the same rule; their codes become
+ * f16 numbers, exactly, in registers, and their scales are applied to scores and results.
  *
- * Heads up to 128 have two units in registers, one that is computed and one that is on its way. Of wider
- * ones there is one: its keys are loaded anew as soon as the scores are there, its values as soon as the
- * result is; queries are in shared memory, and the warps merge four at a time. */
+ * Heads up to 128 have two units in registers, one that is computed and one that is on its way; of 128 bytes
+ * or less, a third behind it. Of wider heads there is one: its keys are loaded anew as soon as the scores are
+ * there, its values as soon as the result is; queries are in shared memory, and the warps merge four at a
+ * time. */
 #ifndef OPS_ATTENTION_DECODE_SM80_CUH
 #define OPS_ATTENTION_DECODE_SM80_CUH
 
@@ -31,30 +38,12 @@ struct decode_args {
     int64_t q_stride, q_head, o_stride, o_head;
     int64_t kp_page, kp_token, kp_head, vp_page, vp_token, vp_head;
     int tokens, seqs, heads, group, parts; /* parts: pieces of up to 8 heads of a group */
-    int page, table_stride, window, causal, seg_cost;
+    int page, page_bits, pages, table_stride, window, causal,
+        seg_cost; /* page_bits: -1, or of 2^n */
     float scale, cap;
-    float *part_o;   /* [grid, 2, 8, HEAD]: not yet divided by the sum */
-    float2 *part_ml; /* [grid, 2, 8]: maximum, sum */
-    int *arrived;    /* [tokens, KV heads * parts, 8], zero before and after */
+    float *mail; /* zero before and after */
 };
 
-/* The part of one (query, piece of heads) that a CTA owns; all in units of the global list. */
-struct decode_segment {
-    int token, head, first, last; /* head: of KV heads * parts; all units of the pair */
-    int begin, end;               /* this CTA's; none when begin >= end */
-};
-
-SOP_DEV void decode_segment_at(const int *prefix, int heads, int seg_cost, int u, int u_end,
-                               decode_segment *s)
-{
-    while (u >= prefix[s->token + 1] * heads) s->token++;
-    const int n = prefix[s->token + 1] - prefix[s->token], base = prefix[s->token] * heads;
-    s->head = (u - base) / n;
-    s->last = base + (s->head + 1) * n;
-    s->first = s->last - n + seg_cost;
-    s->begin = max(u, s->first);
-    s->end = min(u_end, s->last);
-}
 /* WORDS of 4 bytes from p; 0 when not live. FIXED: nothing writes them while the kernel runs. */
 #define DECODE_LOAD(CACHE, ...) \
     if constexpr (WORDS == 4) \
@@ -137,11 +126,181 @@ SOP_DEV float decode_exp2(float x)
     return y;
 }
 
-template <int HEAD> struct decode_regs {
-    enum { K = HEAD / 8, V = HEAD / 16 }; /* words of a key, of a value */
+/* An element of a cache of codes: f8 e4m3, or i8. */
+template <bool F8> struct decode_code {
+    uint8_t bits;
+};
+
+/* BYTES: of an element. */
+template <int HEAD, int BYTES = 2> struct decode_regs {
+    enum { K = HEAD * BYTES / 16, V = HEAD * BYTES / 32 }; /* words of a key, of a value */
     uint32_t k[2][K], v[4][V];
     int lo, hi; /* keys of the unit that count; hi 0: no unit */
     int at;     /* its first key, from the query's position on */
+};
+
+/* How LANES lanes share a row, WORDS of 4 bytes each: in chunks of 16 bytes as far as these go round, then of
+ * 8, then of 4. The byte at which word w of lane i stands. */
+template <int WORDS, int LANES> SOP_DEV int decode_byte(int w, int i)
+{
+    enum { BY4 = WORDS / 4 * 4, BY2 = WORDS / 2 * 2 };
+    if (w < BY4) return (i + LANES * (w / 4)) * 16 + w % 4 * 4;
+    return w < BY2 ? BY4 * LANES * 4 + i * 8 + (w - BY4) * 4 : BY2 * LANES * 4 + i * 4;
+}
+template <bool FIXED, int WORDS, int LANES>
+SOP_DEV void decode_row(uint32_t *to, const uint8_t *row, int i, bool live)
+{
+    enum { BY4 = WORDS / 4 * 4, BY2 = WORDS / 2 * 2 };
+#pragma unroll
+    for (int c = 0; c < WORDS / 4; c++)
+        decode_load<FIXED, 4>(to + 4 * c, row + decode_byte<WORDS, LANES>(4 * c, i), live);
+    if constexpr (BY2 > BY4)
+        decode_load<FIXED, 2>(to + BY4, row + decode_byte<WORDS, LANES>(BY4, i), live);
+    if constexpr (WORDS > BY2)
+        decode_load<FIXED, 1>(to + BY2, row + decode_byte<WORDS, LANES>(BY2, i), live);
+}
+
+/* Where the two halves of a unit lie, of 8 keys each: a page, and a token of it. */
+struct decode_where {
+    int page[2], at[2];
+};
+/* Of the unit whose first key is this; keys from `end` on are not looked up. */
+SOP_DEV decode_where decode_find(const decode_args &p, const int32_t *table, int key, int end)
+{
+    const int i = p.page_bits >= 0 ? key >> p.page_bits : key / p.page, at = key - i * p.page;
+    decode_where x = {{table[i], 0}, {at, at + 8}};
+    x.page[1] = x.page[0];
+    if (at + 8 == p.page && key + 8 < end) x.page[1] = table[i + 1], x.at[1] = 0;
+    return x;
+}
+/* Where a half begins, in elements; a stride fits in 32 bits, so that each product is one instruction. */
+SOP_DEV int64_t decode_half(const decode_where &from, int half, int head, int64_t of_page,
+                            int64_t of_token, int64_t of_head)
+{
+    return (int64_t)from.page[half] * (int)of_page + (int64_t)from.at[half] * (int)of_token +
+           (int64_t)head * (int)of_head;
+}
+template <bool FIXED, bool FULL, int HEAD, int BYTES>
+SOP_DEV void decode_rows_k(const decode_args &p, decode_regs<HEAD, BYTES> &to,
+                           const decode_where &from, int head)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const bool live = FULL || (g + 8 * r >= to.lo && g + 8 * r < to.hi);
+        const int64_t row = decode_half(from, r, head, p.kp_page, p.kp_token, p.kp_head) +
+                            (int64_t)g * (int)p.kp_token;
+        decode_row<FIXED, decode_regs<HEAD, BYTES>::K, 4>(
+            to.k[r], (const uint8_t *)p.a.k_pool + row * BYTES, t, live);
+    }
+}
+template <bool FIXED, bool FULL, int HEAD, int BYTES>
+SOP_DEV void decode_rows_v(const decode_args &p, decode_regs<HEAD, BYTES> &to,
+                           const decode_where &from, int head)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        const int in_half = 2 * t + r % 2, slot = in_half + r / 2 * 8;
+        const bool live = FULL || (slot >= to.lo && slot < to.hi);
+        const int64_t row = decode_half(from, r / 2, head, p.vp_page, p.vp_token, p.vp_head) +
+                            (int64_t)in_half * (int)p.vp_token;
+        decode_row<FIXED, decode_regs<HEAD, BYTES>::V, 8>(
+            to.v[r], (const uint8_t *)p.a.v_pool + row * BYTES, g, live);
+    }
+}
+/* Of the keys in [to.lo, to.hi): most units are full, and then nothing is asked for each row. */
+template <bool FIXED, int HEAD, int BYTES>
+SOP_DEV void decode_fetch_k(const decode_args &p, decode_regs<HEAD, BYTES> &to,
+                            const decode_where &from, int head)
+{
+    if (to.lo <= 0 && to.hi >= DECODE_UNIT)
+        decode_rows_k<FIXED, true>(p, to, from, head);
+    else
+        decode_rows_k<FIXED, false>(p, to, from, head);
+}
+template <bool FIXED, int HEAD, int BYTES>
+SOP_DEV void decode_fetch_v(const decode_args &p, decode_regs<HEAD, BYTES> &to,
+                            const decode_where &from, int head)
+{
+    if (to.lo <= 0 && to.hi >= DECODE_UNIT)
+        decode_rows_v<FIXED, true>(p, to, from, head);
+    else
+        decode_rows_v<FIXED, false>(p, to, from, head);
+}
+
+/* Codes 0, 1 and 2, 3 of a word as f16 numbers. */
+template <bool F8> SOP_DEV void decode_numbers(uint32_t word, uint32_t &lo, uint32_t &hi)
+{
+    if constexpr (F8) {
+#if __CUDA_ARCH__ >= 890
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(lo) : "h"((unsigned short)word));
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(hi) : "h"((unsigned short)(word >> 16)));
+#else
+        uint32_t *const to[2] = {&lo, &hi};
+        for (int i = 0; i < 2; i++)
+            *to[i] = sop_pack<__half>(sop_f8_to_float((uint8_t)(word >> 16 * i)),
+                                      sop_f8_to_float((uint8_t)(word >> (16 * i + 8))));
+#endif
+    } else { /* 1024 + 128 + code has the code's bits, less its sign, at its end */
+        const uint32_t from_zero = word ^ 0x80808080u;
+        const __half2 zero = __half2half2(__ushort_as_half(0x6480));
+        const uint32_t pair[2] = {__byte_perm(from_zero, 0x64646464u, 0x4140),
+                                  __byte_perm(from_zero, 0x64646464u, 0x4342)};
+        __half2 x[2];
+        for (int i = 0; i < 2; i++) x[i] = __hsub2(*(const __half2 *)&pair[i], zero);
+        lo = *(const uint32_t *)&x[0];
+        hi = *(const uint32_t *)&x[1];
+    }
+}
+SOP_DEV constexpr bool decode_is_f8(decode_code<true>)
+{
+    return true;
+}
+template <typename C> SOP_DEV constexpr bool decode_is_f8(C)
+{
+    return false;
+}
+
+/* A query beside keys of codes: as f16 numbers, in the order of the words of a key, a power of two from what
+ * they are, so that the largest is between 1 and 2. Returns that power; of 0 when not live. */
+template <int HEAD, typename QO>
+SOP_DEV float decode_query_codes(uint32_t (&qf)[HEAD / 8], const QO *q, bool live)
+{
+    enum { WORDS = HEAD / 16 };
+    const int t = threadIdx.x % 4;
+    float x[WORDS][4], top = 0;
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) {
+        const QO *from = q + decode_byte<WORDS, 4>(w, t);
+        if (!live)
+            x[w][0] = x[w][1] = x[w][2] = x[w][3] = 0;
+        else if constexpr (sizeof(QO) == 4) {
+            const float4 y = *(const float4 *)from;
+            x[w][0] = y.x, x[w][1] = y.y, x[w][2] = y.z, x[w][3] = y.w;
+        } else {
+            const uint2 y = *(const uint2 *)from;
+            sop_unpack<QO>(y.x, x[w][0], x[w][1]);
+            sop_unpack<QO>(y.y, x[w][2], x[w][3]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) top = fmaxf(top, fabsf(x[w][i]));
+    }
+    for (int z = 1; z < 4; z *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, z));
+    const uint32_t power = min(max(__float_as_uint(top) & 0x7f800000u, 0x00800000u), 0x7e000000u);
+    const float by = __uint_as_float(0x7f000000u - power); /* 1 / power */
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) {
+        qf[2 * w] = sop_pack<__half>(x[w][0] * by, x[w][1] * by);
+        qf[2 * w + 1] = sop_pack<__half>(x[w][2] * by, x[w][3] * by);
+    }
+    return __uint_as_float(power);
+}
+
+/* The part of one (query, piece of heads) that a CTA owns; all in units of the global list. */
+struct decode_segment {
+    int token, head, first, last; /* head: of KV heads * parts; all units of the pair, filled up */
+    int begin, end;               /* this CTA's, none of which only fills up */
 };
 
 /* What the warps of a CTA share. */
@@ -159,12 +318,15 @@ template <int HEAD> struct decode_shared {
 
 /* Where channel d of the result stands among the rows of the products: row g + 8 (e / (HEAD / 16)) of
  * product e % (HEAD / 16), for element e of what the threads of g hold of a value. */
-template <int HEAD> SOP_DEV int decode_place(int d)
+template <int HEAD, int BYTES = 2> SOP_DEV int decode_place(int d)
 {
-    enum { BY8 = HEAD / 64 * 64, BY4 = HEAD / 32 * 32 }; /* chunks of 8 channels end, of 4 */
-    int g = d % 64 / 8, e = d / 64 * 8 + d % 8;
-    if (HEAD % 64 && d >= BY8) g = (d - BY8) / 4, e = BY8 / 8 + d % 4;
-    if (HEAD % 32 && d >= BY4) g = (d - BY4) / 2, e = BY4 / 8 + d % 2;
+    enum { WORDS = HEAD * BYTES / 32, BY4 = WORDS / 4 * 4, BY2 = WORDS / 2 * 2, EACH = 16 / BYTES };
+    enum { FROM2 = BY4 * 32 / BYTES, FROM1 = BY2 * 32 / BYTES }; /* chunks of 8 bytes begin, of 4 */
+    int g = d / EACH % 8, e = d / EACH / 8 * EACH + d % EACH;
+    if (BY2 > BY4 && d >= FROM2)
+        g = (d - FROM2) / (EACH / 2), e = FROM2 / 8 + (d - FROM2) % (EACH / 2);
+    if (WORDS > BY2 && d >= FROM1)
+        g = (d - FROM1) / (EACH / 4), e = FROM1 / 8 + (d - FROM1) % (EACH / 4);
     return e % (HEAD / 16) * 16 + g + e / (HEAD / 16) * 8;
 }
 
@@ -173,11 +335,37 @@ SOP_DEV int decode_heads(const decode_args &p)
     return p.heads / p.group * p.parts;
 }
 
+/* Units, filled up so that all warps of a CTA have as many. */
+SOP_DEV int decode_rounds(int units)
+{
+    return (units + DECODE_WARPS - 1) / DECODE_WARPS * DECODE_WARPS;
+}
+
 /* Units of a CTA. */
 SOP_DEV int decode_share(const decode_args &p, const int *prefix)
 {
     const int total = prefix[DECODE_MOST_TOKENS] * decode_heads(p);
-    return max((int)DECODE_WARPS, (total + (int)gridDim.x - 1) / (int)gridDim.x);
+    return decode_rounds((total + (int)gridDim.x - 1) / (int)gridDim.x);
+}
+
+/* Units of the keys [lo, hi). */
+SOP_DEV int decode_units(int lo, int hi)
+{
+    return (hi + DECODE_UNIT - 1) / DECODE_UNIT - lo / DECODE_UNIT;
+}
+
+template <int HEAD>
+SOP_DEV void decode_segment_at(const decode_shared<HEAD> &sh, int heads, int seg_cost, int u,
+                               int u_end, decode_segment *s)
+{
+    while (u >= sh.prefix[s->token + 1] * heads) s->token++;
+    const int n = sh.prefix[s->token + 1] - sh.prefix[s->token];
+    const int base = sh.prefix[s->token] * heads;
+    s->head = (u - base) / n;
+    s->last = base + (s->head + 1) * n;
+    s->first = s->last - n + seg_cost;
+    s->begin = max(u, s->first);
+    s->end = min(u_end, s->first + decode_units(sh.lo_of[s->token], sh.hi_of[s->token]));
 }
 
 /* The list of the work, from what a step brings: counts, lengths. */
@@ -200,8 +388,8 @@ template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared
             const int pos = tid - q0 + keys - (q1 - q0), hi = !p.causal ? keys : max(pos + 1, 0);
             sh.lo_of[tid] = min(p.window > 0 ? max(pos - p.window + 1, 0) : 0, hi);
             sh.hi_of[tid] = hi;
-            cost =
-                hi > sh.lo_of[tid] ? (hi + UNIT - 1) / UNIT - sh.lo_of[tid] / UNIT + p.seg_cost : 0;
+            cost = hi > sh.lo_of[tid] ? decode_rounds(decode_units(sh.lo_of[tid], hi)) + p.seg_cost
+                                      : 0;
         }
     }
     int sum = cost;
@@ -222,24 +410,151 @@ template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared
     __syncthreads();
 }
 
-/* What follows the list, for a block of DECODE_WARPS. Q and O are T or float. FIXED: nothing writes keys
- * and values while the kernel runs. ALIBI: causal only, so that the last key seen is at the query's
- * position. */
-template <typename T, typename QO, int HEAD, bool FIXED, bool ALIBI>
+/* A unit of 16 keys into the result of a warp: o not yet divided by the sum l of this thread's keys, m the
+ * maximum of the scores. query(i) brings qf[2 i] and on where they are not kept; the keys are no longer
+ * needed when scored() is called. by: beside codes, what the scores of heads 2t, 2t + 1 are multiplied with. */
+template <typename T, typename C, int HEAD, bool ALIBI, typename Query, typename Scored>
+SOP_DEV void decode_unit(const decode_args &p, const decode_regs<HEAD, sizeof(C)> &cur,
+                         const float (&slope)[2], const float (&by)[2], float (&o)[HEAD / 16][4],
+                         float (&m)[2], float (&l)[2], Query query, const uint32_t (&qf)[HEAD / 8],
+                         Scored scored)
+{
+    enum { CODES = sizeof(C) == 1 };
+    constexpr bool F8 = decode_is_f8(C());
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
+    const int lo = cur.lo, hi = cur.hi, at = cur.at;
+    float s[4] = {}, s1[4] = {};
+#pragma unroll
+    for (int i = 0; i < HEAD / 16; i++) {
+        uint32_t k0[2], k1[2];
+        if constexpr (CODES) {
+            decode_numbers<F8>(cur.k[0][i], k0[0], k0[1]);
+            decode_numbers<F8>(cur.k[1][i], k1[0], k1[1]);
+        } else {
+            k0[0] = cur.k[0][2 * i], k0[1] = cur.k[0][2 * i + 1];
+            k1[0] = cur.k[1][2 * i], k1[1] = cur.k[1][2 * i + 1];
+        }
+        query(i);
+        decode_mma(T(), i % 2 ? s1 : s, k0[0], k1[0], k0[1], k1[1], qf[2 * i], qf[2 * i + 1]);
+    }
+    scored();
+    float alpha[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) { /* head 2t + r; keys g and g + 8 */
+        float a = s[r] + s1[r], b = s[2 + r] + s1[2 + r];
+        if (CODES) a *= by[r], b *= by[r];
+        if (p.cap > 0) { /* cap tanh(scale z / cap) log2 e */
+            const float in = 2 * 1.44269504f * p.scale / p.cap;
+            const float out = p.cap * 1.44269504f;
+            a = out - __fdividef(2 * out, decode_exp2(in * a) + 1);
+            b = out - __fdividef(2 * out, decode_exp2(in * b) + 1);
+        }
+        if (ALIBI) {
+            a = fmaf(slope[r], (float)(at + g), a);
+            b = fmaf(slope[r], (float)(at + g + 8), b);
+        }
+        if (!(g >= lo && g < hi)) a = -INFINITY;
+        if (!(g + 8 >= lo && g + 8 < hi)) b = -INFINITY;
+        float top = fmaxf(m[r], fmaxf(a, b));
+        for (int z = 4; z < 32; z *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, z));
+        alpha[r] = decode_exp2((m[r] - top) * k2);
+        m[r] = top;
+        s[r] = decode_exp2((a - top) * k2);
+        s[2 + r] = decode_exp2((b - top) * k2);
+        l[r] = l[r] * alpha[r] + s[r] + s[2 + r];
+    }
+    if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) {
+#pragma unroll
+        for (int j = 0; j < HEAD / 16; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) o[j][i] *= alpha[i % 2];
+    }
+    const uint32_t b0 = decode_transpose(sop_pack<T>(s[0], s[1]));
+    const uint32_t b1 = decode_transpose(sop_pack<T>(s[2], s[3]));
+    /* rows of a product: an element of g's value, and one HEAD / 16 further on; pairs of keys */
+    if constexpr (CODES) {
+#pragma unroll
+        for (int i = 0; i < HEAD / 16;
+             i += 2) {           /* two products at a time: of elements i and i + 1 */
+            uint32_t x[2][2][2]; /* [which half of the rows, of the keys][product] */
+#pragma unroll
+            for (int h = 0; h < 4; h++) {
+                const int j = i + h / 2 * (HEAD / 16), r = h % 2 * 2;
+                const uint32_t two =
+                    __byte_perm(cur.v[r][j / 4], cur.v[r + 1][j / 4], j % 4 ? 0x7362 : 0x5140);
+                decode_numbers<F8>(two, x[h / 2][h % 2][0], x[h / 2][h % 2][1]);
+            }
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                decode_mma(T(), o[i + k], x[0][0][k], x[1][0][k], x[0][1][k], x[1][1][k], b0, b1);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < HEAD / 16; i++) {
+            const int j = i + HEAD / 16, w = i / 2, w1 = j / 2;
+            const uint32_t sel = i % 2 ? 0x7632 : 0x5410, sel1 = j % 2 ? 0x7632 : 0x5410;
+            decode_mma(T(), o[i], __byte_perm(cur.v[0][w], cur.v[1][w], sel),
+                       __byte_perm(cur.v[0][w1], cur.v[1][w1], sel1),
+                       __byte_perm(cur.v[2][w], cur.v[3][w], sel),
+                       __byte_perm(cur.v[2][w1], cur.v[3][w1], sel1), b0, b1);
+        }
+    }
+}
+
+/* ---- mail ---- */
+
+SOP_DEV float decode_word(float x)
+{
+    return __float_as_uint(x) ? x : -0.0f;
+}
+SOP_DEV void decode_post(float *to, float x)
+{
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(decode_word(x)) : "memory");
+}
+SOP_DEV void decode_post2(float *to, float x, float y)
+{
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(decode_word(x)),
+                 "f"(decode_word(y))
+                 : "memory");
+}
+SOP_DEV float decode_look(const float *from)
+{
+    float x;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
+    return x;
+}
+SOP_DEV void decode_look2(const float *from, float &x, float &y)
+{
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(x), "=f"(y)
+                 : "l"(from)
+                 : "memory");
+}
+
+/* ---- the work ---- */
+
+/* What follows the list, for a block of DECODE_WARPS. C: an element of the cache, T or a code, beside which T
+ * is half; Q and O are T or float, beside codes any. FIXED: nothing writes keys and values while the kernel
+ * runs. ALIBI: causal only, so that the last key seen is at the query's position. */
+template <typename T, typename QO, int HEAD, bool FIXED, bool ALIBI, typename C = T>
 SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
 {
     enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP };
     enum { PITCH = decode_shared<HEAD>::PITCH };
     enum { WIDE = decode_shared<HEAD>::WIDE, AT_ONCE = decode_shared<HEAD>::AT_ONCE };
-    /* two would do for cur = next to cost nothing; beside other code it must stay small */
-    enum { UNROLL = !FIXED || WIDE ? 1 : HEAD % 64 ? 2 : 4 };
-    typedef decode_regs<HEAD> regs;
+    /* as many as units in registers, so that cur = next costs nothing; beside other code it must stay
+     * small */
+    enum { CODES = sizeof(C) == 1, DEEP = FIXED && HEAD * sizeof(C) <= 128 };
+    enum { UNROLL = !FIXED || WIDE ? 1 : DEEP ? 3 : 2 };
+    static_assert(!(CODES && WIDE), "codes of wide heads");
+    typedef decode_regs<HEAD, sizeof(C)> regs;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
     const int n_heads = decode_heads(p), share = decode_share(p, sh.prefix);
     const int total = sh.prefix[DECODE_MOST_TOKENS] * n_heads;
     const int u0 = blockIdx.x * share, u1 = min(total, u0 + share);
-    const int *prefix = sh.prefix, *seq_of = sh.seq_of, *lo_of = sh.lo_of, *hi_of = sh.hi_of;
+    const int *seq_of = sh.seq_of, *lo_of = sh.lo_of, *hi_of = sh.hi_of;
     auto &sm_m = sh.m;
     auto &sm_l = sh.l;
     auto &sm_o = sh.o;
@@ -258,78 +573,65 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     decode_segment &seg =
         WIDE ? sh.seg[warp] : narrow; /* rarely read: no place in full registers */
     ahead.token = seg.token = sh.start_token;
-    decode_segment_at(prefix, n_heads, p.seg_cost, u0, u1, &ahead);
-    int u = ahead.begin + warp, next_page = 0, next_at = 0, next_lo = 0, next_hi = 0, next_head = 0;
-    int next_from = 0;
-    regs next, other;
-    regs &cur = WIDE ? next : other;
+    decode_segment_at(sh, n_heads, p.seg_cost, u0, u1, &ahead);
+    int u = ahead.begin + warp, next_lo = 0, next_hi = 0, next_head = 0, next_from = 0;
+    decode_where next_where = {};
+    regs next, other, later;
+    regs &cur = WIDE ? next : other, &into = DEEP ? later : next;
     auto fetch_page = [&] {
-        while (u >= ahead.end && ahead.end < u1) {
-            decode_segment_at(prefix, n_heads, p.seg_cost, ahead.end, u1, &ahead);
+        while (u >= ahead.end && ahead.last < u1) {
+            decode_segment_at(sh, n_heads, p.seg_cost, ahead.last, u1, &ahead);
             u = ahead.begin + warp;
         }
         next_hi = 0;
         if (u < ahead.end) {
             const int lo = lo_of[ahead.token];
             const int key = (lo / UNIT + u - ahead.first) * UNIT;
-            next_page = p.a.table[(int64_t)seq_of[ahead.token] * p.table_stride + key / p.page];
-            next_at = key % p.page;
+            const int hi = hi_of[ahead.token];
+            next_where =
+                decode_find(p, p.a.table + (int64_t)seq_of[ahead.token] * p.table_stride, key, hi);
             next_lo = lo - key;
-            next_hi = min(UNIT, hi_of[ahead.token] - key);
+            next_hi = min((int)UNIT, hi - key);
             next_head = ahead.head / p.parts;
-            next_from = key - (hi_of[ahead.token] - 1);
+            next_from = key - (hi - 1);
             u += WARPS;
         }
     };
     auto fetch_k = [&] {
-        next.lo = next_lo;
-        next.hi = next_hi;
-        next.at = next_from;
-        if (next_hi == 0) return;
-        const T *k = (const T *)p.a.k_pool + next_page * p.kp_page + next_at * p.kp_token +
-                     next_head * p.kp_head;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const bool live = g + 8 * r >= next_lo && g + 8 * r < next_hi;
-            const T *row = k + (g + 8 * r) * p.kp_token;
-#pragma unroll
-            for (int c = 0; c < HEAD / 32; c++)
-                decode_load<FIXED, 4>(next.k[r] + 4 * c, row + (t + 4 * c) * 8, live);
-            if (HEAD % 32)
-                decode_load<FIXED, 2>(next.k[r] + regs::K - 2, row + HEAD - 16 + 4 * t, live);
-        }
+        into.lo = next_lo;
+        into.hi = next_hi;
+        into.at = next_from;
+        if (next_hi > 0) decode_fetch_k<FIXED, HEAD, sizeof(C)>(p, into, next_where, next_head);
     };
     auto fetch_v = [&] {
-        if (next_hi == 0) return;
-        const T *v = (const T *)p.a.v_pool + next_page * p.vp_page + next_at * p.vp_token +
-                     next_head * p.vp_head;
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            enum { LEFT = HEAD / 64 * 64 };
-            const int slot = 2 * t + r % 2 + r / 2 * 8;
-            const bool live = slot >= next_lo && slot < next_hi;
-            const T *row = v + slot * p.vp_token;
-#pragma unroll
-            for (int c = 0; c < HEAD / 64; c++)
-                decode_load<FIXED, 4>(next.v[r] + 4 * c, row + (g + 8 * c) * 8, live);
-            if (HEAD % 64 >= 32)
-                decode_load<FIXED, 2>(next.v[r] + LEFT / 16, row + LEFT + 4 * g, live);
-            if (HEAD % 32)
-                decode_load<FIXED, 1>(next.v[r] + regs::V - 1, row + HEAD - 16 + 2 * g, live);
-        }
+        if (next_hi > 0) decode_fetch_v<FIXED, HEAD, sizeof(C)>(p, into, next_where, next_head);
     };
+    if constexpr (DEEP) {
+        fetch_page();
+        fetch_k();
+        fetch_v();
+        next = later;
+    }
     fetch_page();
     fetch_k();
     fetch_v();
     fetch_page();
 
-    uint32_t qf[regs::K];
+    uint32_t qf[HEAD / 8];
+    float by[2] = {},
+          of_values = 1; /* codes: see decode_unit(); what the results are multiplied with */
     auto fetch_q = [&] {
         const int i = seg.head % p.parts * GROUP + g; /* of the group */
         const bool live = i < p.group;
         const QO *q = (const QO *)p.a.q + seg.token * p.q_stride +
                       (seg.head / p.parts * p.group + i) * p.q_head;
-        if constexpr (WIDE) { /* a chunk of each lane's is a warp's work; HEAD / 32 <= WARPS */
+        if constexpr (CODES) {
+            const float power = decode_query_codes<HEAD>(qf, q, live);
+            const float scale = p.a.k_scales[seg.head / p.parts];
+            for (int r = 0; r < 2; r++) by[r] = scale * __shfl_sync(~0u, power, 4 * (2 * t + r));
+            of_values = p.a.v_scales[seg.head / p.parts];
+        } else if constexpr (
+            WIDE) { /* a chunk of each lane's is a warp's work; HEAD / 32 <= WARPS */
             uint32_t x[4];
             if (warp >= HEAD / 32) return;
             decode_query<T, 4>(x, q + (t + 4 * warp) * 8, live);
@@ -338,14 +640,14 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
 #pragma unroll
             for (int c = 0; c < HEAD / 32; c++)
                 decode_query<T, 4>(qf + 4 * c, q + (t + 4 * c) * 8, live);
-            if (HEAD % 32) decode_query<T, 2>(qf + regs::K - 2, q + HEAD - 16 + 4 * t, live);
+            if (HEAD % 32) decode_query<T, 2>(qf + HEAD / 8 - 2, q + HEAD - 16 + 4 * t, live);
         }
     };
     float slope[2]; /* of heads 2t and 2t + 1 of the piece, in units of the scores */
     auto next_segment =
         [&](int at) { /* false: no unit left for this CTA */
                       if (at >= u1) return false;
-                      decode_segment_at(prefix, n_heads, p.seg_cost, at, u1, &seg);
+                      decode_segment_at(sh, n_heads, p.seg_cost, at, u1, &seg);
                       if (seg.begin >= seg.end) return false;
                       for (int r = 0; ALIBI && r < 2; r++) {
                           const int i = seg.head % p.parts * GROUP + 2 * t + r;
@@ -364,64 +666,25 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         for (int x = seg.begin + warp; x < seg.end; x += WARPS) {
             if constexpr (!WIDE) {
                 cur = next;
+                if (DEEP) next = later;
                 fetch_k();
                 fetch_v();
                 fetch_page();
             }
-            const int lo = cur.lo, hi = cur.hi, at = cur.at;
-            float s[4] = {}, s1[4] = {};
-#pragma unroll
-            for (int i = 0; i < HEAD / 16; i++) {
-                if (WIDE && i % 2 == 0) {
-                    const uint4 y = decode_again(&sh.q[i / 2][lane]);
-                    qf[2 * i] = y.x, qf[2 * i + 1] = y.y, qf[2 * i + 2] = y.z, qf[2 * i + 3] = y.w;
-                }
-                decode_mma(T(), i % 2 ? s1 : s, cur.k[0][2 * i], cur.k[1][2 * i],
-                           cur.k[0][2 * i + 1], cur.k[1][2 * i + 1], qf[2 * i], qf[2 * i + 1]);
-            }
-            if constexpr (WIDE) fetch_k();
-            float alpha[2];
-#pragma unroll
-            for (int r = 0; r < 2; r++) { /* head 2t + r; keys g and g + 8 */
-                float a = s[r] + s1[r], b = s[2 + r] + s1[2 + r];
-                if (p.cap > 0) { /* cap tanh(scale z / cap) log2 e */
-                    const float in = 2 * 1.44269504f * p.scale / p.cap;
-                    const float out = p.cap * 1.44269504f;
-                    a = out - __fdividef(2 * out, decode_exp2(in * a) + 1);
-                    b = out - __fdividef(2 * out, decode_exp2(in * b) + 1);
-                }
-                if (ALIBI) {
-                    a = fmaf(slope[r], (float)(at + g), a);
-                    b = fmaf(slope[r], (float)(at + g + 8), b);
-                }
-                if (!(g >= lo && g < hi)) a = -INFINITY;
-                if (!(g + 8 >= lo && g + 8 < hi)) b = -INFINITY;
-                float top = fmaxf(m[r], fmaxf(a, b));
-                for (int z = 4; z < 32; z *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, z));
-                alpha[r] = decode_exp2((m[r] - top) * k2);
-                m[r] = top;
-                s[r] = decode_exp2((a - top) * k2);
-                s[2 + r] = decode_exp2((b - top) * k2);
-                l[r] = l[r] * alpha[r] + s[r] + s[2 + r];
-            }
-            if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) {
-#pragma unroll
-                for (int j = 0; j < HEAD / 16; j++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) o[j][i] *= alpha[i % 2];
-            }
-            const uint32_t b0 = decode_transpose(sop_pack<T>(s[0], s[1]));
-            const uint32_t b1 = decode_transpose(sop_pack<T>(s[2], s[3]));
-            /* rows of a product: an element of g's value, and one HEAD / 16 further on; pairs of keys */
-#pragma unroll
-            for (int i = 0; i < HEAD / 16; i++) {
-                const int j = i + HEAD / 16, w = i / 2, w1 = j / 2;
-                const uint32_t sel = i % 2 ? 0x7632 : 0x5410, sel1 = j % 2 ? 0x7632 : 0x5410;
-                decode_mma(T(), o[i], __byte_perm(cur.v[0][w], cur.v[1][w], sel),
-                           __byte_perm(cur.v[0][w1], cur.v[1][w1], sel1),
-                           __byte_perm(cur.v[2][w], cur.v[3][w], sel),
-                           __byte_perm(cur.v[2][w1], cur.v[3][w1], sel1), b0, b1);
-            }
+            decode_unit<T, C, HEAD, ALIBI>(
+                p, cur, slope, by, o, m, l,
+                [&](int i) {
+                    if constexpr (WIDE) {
+                        if (i % 2) return;
+                        const uint4 y = decode_again(&sh.q[i / 2][lane]);
+                        qf[2 * i] = y.x, qf[2 * i + 1] = y.y;
+                        qf[2 * i + 2] = y.z, qf[2 * i + 3] = y.w;
+                    }
+                },
+                qf,
+                [&] {
+                    if constexpr (WIDE) fetch_k();
+                });
             if constexpr (WIDE) {
                 fetch_v();
                 fetch_page();
@@ -429,8 +692,9 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         }
 
         const decode_segment done = seg;
+        const float values = of_values;
         if (WIDE) __syncwarp(); /* all lanes have read it */
-        more = next_segment(done.end);
+        more = next_segment(done.last);
         if (!WIDE && more) fetch_q(); /* they come in under the merge */
                                       /* 8 warps into one, by head and by row of the products */
 #pragma unroll
@@ -444,7 +708,13 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         __syncthreads();
         if (WIDE && more) fetch_q(); /* no warp needs the last ones */
         /* thread: head `warp` of the piece, D channels: side by side, or every 32nd */
-        enum { D = (HEAD + 31) / 32 };
+        enum {
+            D = (HEAD + 31) / 32,
+            AT_A_TIME = D > 4   ? 1
+                        : D > 2 ? 2
+                                : 4,
+            PAIRS = HEAD % 64 == 0
+        };
         auto channel = [&](int i) { return HEAD % 32 ? lane + 32 * i : lane * D + i; };
         float top = -INFINITY, den = 0, y[D] = {};
 #pragma unroll 1
@@ -455,7 +725,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                 float *to = sm_o[warp - from] + (2 * t + r) * PITCH;
                 float most = -INFINITY;
                 for (int w = 0; w < WARPS; w++) most = fmaxf(most, sm_m[w][2 * t + r]);
-                const float f = decode_exp2((m[r] - most) * k2);
+                const float f = values * decode_exp2((m[r] - most) * k2);
 #pragma unroll
                 for (int j = 0; j < HEAD / 16; j++) {
                     to[j * 16 + g] = o[j][r] * f;
@@ -471,61 +741,70 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
 #pragma unroll
                 for (int i = 0; i < D; i++)
                     if (HEAD % 32 == 0 || channel(i) < HEAD)
-                        y[i] += sm_o[w - from][warp * PITCH + decode_place<HEAD>(channel(i))];
+                        y[i] += sm_o[w - from]
+                                    [warp * PITCH + decode_place<HEAD, sizeof(C)>(channel(i))];
             }
         }
         const int first = done.first / share, last = (done.last - 1) / share;
-        bool write = first == last;
-        if (!write) {
-            const int64_t slot = ((int64_t)blockIdx.x * 2 + (done.first >= u0)) * GROUP + warp;
+        const int in_group = done.head % p.parts * GROUP + warp;
+        const bool write = (int)blockIdx.x == first; /* else that CTA is sent this one's part */
+        auto slot_of = [&](int cta) { return p.mail + ((int64_t)cta * GROUP + warp) * (HEAD + 4); };
+        if (!write && in_group < p.group) {
+            float *to = slot_of(blockIdx.x);
 #pragma unroll
-            for (int i = 0; i < D; i++)
-                if (HEAD % 32 == 0 || channel(i) < HEAD) p.part_o[slot * HEAD + channel(i)] = y[i];
-            if (lane == 0) p.part_ml[slot] = make_float2(top, den);
-            __threadfence();
-            __syncwarp();
-            int before = 0; /* each query head has its own count: no barrier among the warps */
-            if (lane == 0) {
-                int *arrived = p.arrived + (done.token * n_heads + done.head) * GROUP + warp;
-                before = atomicAdd(arrived, 1);
-                if (before == last - first) *arrived = 0;
+            for (int i = 0; i < D; i++) {
+                if (!PAIRS && (HEAD % 32 == 0 || channel(i) < HEAD))
+                    decode_post(to + channel(i), y[i]);
+                if (PAIRS && i % 2) decode_post2(to + channel(i - 1), y[i - 1], y[i]);
             }
-            write = __shfl_sync(~0u, before, 0) == last - first;
-            if (write) {
-                __threadfence();
-                /* lane i has the weight of partial result i: all their loads go out together */
-                const int n = last - first + 1;
-                auto slot_of = [&](int i) {
-                    const int cta = first + i;
-                    return ((int64_t)cta * 2 + (done.first >= cta * share)) * GROUP + warp;
-                };
-                top = -INFINITY;
-                den = 0;
+            if (lane == 0) decode_post2(to + HEAD, top, den);
+        }
+        if (write && in_group < p.group)
+            for (int from = first + 1; from <= last; from += AT_A_TIME) {
+                float x[AT_A_TIME][D], ml[AT_A_TIME][2];
+                bool all;
+                do {
+                    all = true;
 #pragma unroll
-                for (int i = 0; i < D; i++) y[i] = 0;
-                for (int from = 0; from < n; from += 32) {
-                    float2 ml = make_float2(-INFINITY, 0);
-                    if (from + lane < n) ml = __ldcg(p.part_ml + slot_of(from + lane));
-                    const float up = fmaxf(top, sop_warp_max(ml.x));
-                    const float before_f = decode_exp2((top - up) * k2);
-                    const float f = decode_exp2((ml.x - up) * k2);
-                    den = den * before_f + sop_warp_sum(ml.y * f);
+                    for (int j = 0; j < AT_A_TIME; j++) {
+                        if (from + j > last) break;
+                        const float *o_of = slot_of(from + j);
 #pragma unroll
-                    for (int e = 0; e < D; e++) y[e] *= before_f;
-#pragma unroll 4
-                    for (int i = 0; i < min(n - from, 32); i++) {
-                        const float *o_of = p.part_o + slot_of(from + i) * HEAD;
-                        const float by = __shfl_sync(~0u, f, i);
-#pragma unroll
-                        for (int e = 0; e < D; e++)
-                            if (HEAD % 32 == 0 || channel(e) < HEAD)
-                                y[e] += __ldcg(o_of + channel(e)) * by;
+                        for (int i = 0; i < D; i++) {
+                            if (!PAIRS && (HEAD % 32 == 0 || channel(i) < HEAD))
+                                x[j][i] = decode_look(o_of + channel(i));
+                            if (PAIRS && i % 2)
+                                decode_look2(o_of + channel(i - 1), x[j][i - 1], x[j][i]);
+                        }
+                        decode_look2(o_of + HEAD, ml[j][0], ml[j][1]);
                     }
+#pragma unroll
+                    for (int j = 0; j < AT_A_TIME; j++) {
+                        if (from + j > last) break;
+                        all &= __float_as_uint(ml[j][0]) && __float_as_uint(ml[j][1]);
+#pragma unroll
+                        for (int i = 0; i < D; i++)
+                            if (HEAD % 32 == 0 || channel(i) < HEAD)
+                                all &= __float_as_uint(x[j][i]) != 0;
+                    }
+                } while (!__all_sync(~0u, all));
+#pragma unroll
+                for (int j = 0; j < AT_A_TIME; j++) {
+                    if (from + j > last) break;
+                    float *o_of = slot_of(from + j);
+                    const float up = fmaxf(top, ml[j][0]), f0 = decode_exp2((top - up) * k2);
+                    const float f1 = decode_exp2((ml[j][0] - up) * k2);
+                    den = den * f0 + ml[j][1] * f1;
                     top = up;
+#pragma unroll
+                    for (int i = 0; i < D; i++) {
+                        if (HEAD % 32 && channel(i) >= HEAD) continue;
+                        y[i] = y[i] * f0 + x[j][i] * f1;
+                        o_of[channel(i)] = 0; /* as it was */
+                    }
+                    if (lane < 2) o_of[HEAD + lane] = 0;
                 }
             }
-        }
-        const int in_group = done.head % p.parts * GROUP + warp;
         if (write && in_group < p.group) {
             const int head = done.head / p.parts * p.group + in_group;
             QO *to = (QO *)p.a.o + done.token * p.o_stride + head * p.o_head;
@@ -549,14 +828,14 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     }
 }
 
-template <typename T, typename QO, int HEAD, bool ALIBI>
+template <typename T, typename QO, int HEAD, bool ALIBI, typename C = T>
 static __global__ __launch_bounds__(DECODE_WARPS * 32,
                                     1) void sop_decode_sm80(const __grid_constant__ decode_args p)
 {
     __shared__ decode_shared<HEAD> sh;
     sop_begin();
     decode_list(p, sh);
-    decode_body<T, QO, HEAD, true, ALIBI>(p, sh);
+    decode_body<T, QO, HEAD, true, ALIBI, C>(p, sh);
 }
 
 #endif

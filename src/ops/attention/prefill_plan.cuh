@@ -59,6 +59,47 @@ static __global__ __launch_bounds__(1024) void sop_prefill_plan(const sop_attent
     }
 }
 
+/* What a mask does to each tile of keys that some query of a tile may see: a block for each, heads of the
+ * mask last. */
+static __global__ __launch_bounds__(256) void sop_prefill_classes(const prefill_args p,
+                                                                  const int seqs_most,
+                                                                  const int tile, uint8_t *classes)
+{
+    const int id = blockIdx.y, head = blockIdx.z, j0 = blockIdx.x * tile;
+    sop_begin();
+    const int seqs = (int)sop_live_rows(p.a.live, seqs_most);
+    int lo = 0, hi = seqs; /* the last sequence that begins at or before this tile of queries */
+    while (lo < hi) {
+        const int mid = (lo + hi) / 2;
+        if (p.a.q_start[mid] / PREFILL_ROWS + mid <= id)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (lo == 0) return;
+    const int q0 = p.a.q_start[lo - 1], length = p.a.q_start[lo] - q0, keys = p.a.kv_len[lo - 1];
+    const int at = (id - q0 / PREFILL_ROWS - (lo - 1)) * PREFILL_ROWS,
+              rows = min(PREFILL_ROWS, length - at);
+    const int off = keys - length + at, wide = min(tile, keys - j0);
+    if (rows <= 0 || (p.causal && j0 > max(off + rows - 1, 0))) return;
+    if (p.window && j0 + tile <= off - p.window + 1) return;
+    bool hidden = wide > 0, live = true;
+    const int64_t from = (q0 + at) * p.mask_stride + head * p.mask_head + j0;
+    for (int e = threadIdx.x; e < rows * tile; e += blockDim.x) {
+        if (e % tile >= wide) continue;
+        const float add =
+            sop_mask_at(p.a.mask, p.mask_dtype, from + e / tile * p.mask_stride + e % tile);
+        hidden = hidden && add < -1e10f;
+        live = live && add == 0;
+    }
+    hidden = __syncthreads_and(hidden);
+    live = __syncthreads_and(live);
+    if (threadIdx.x == 0)
+        classes[(head * p.q_tiles + id) * p.kv_tiles + blockIdx.x] = hidden ? CLASS_HIDDEN
+                                                                     : live ? CLASS_LIVE
+                                                                            : CLASS_SOME;
+}
+
 /* q in f32 as 16-bit elements, dense [tokens, heads, k]. */
 template <typename T>
 static __global__ void sop_round_q(const float *q, int64_t q_stride, int64_t q_head, int heads,

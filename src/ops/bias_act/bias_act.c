@@ -153,6 +153,7 @@ static const char *const cases[] = {
     "tokens=5 dim=4104 act=gelu x=bf16 r=f32 y=bf16 y_stride=4112", /* three blocks a row */
     "tokens=3 dim=72 act=gelu_tanh x=f16 r=f16 y=f16 x_stride=80 r_stride=0",
     "tokens=2 dim=264 act=silu x=bf16 r=bf16 y=bf16",
+    "tokens=9 dim=1032 act=gelu x=bf16 r=bf16 y=bf16", /* one row over twice four, one piece over a block */
     "tokens=2 dim=8 act=relu x=bf16 r=bf16 y=bf16",
     "tokens=2 dim=16 act=gelu x=bf16 r=f16 y=bf16",           /* beyond: r is of a third type */
     "tokens=2 dim=16 act=gelu x=f16 r=f16 y=f16 x_stride=20", /* beyond: a stride */

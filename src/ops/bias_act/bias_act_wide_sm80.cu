@@ -20,10 +20,11 @@ template <typename T, typename R, int ACT, bool ADD> static sop_status launch(co
     const sop_bias_act_desc *d = (const sop_bias_act_desc *)call->desc;
     const sop_operand *a = call->args;
     const int64_t pieces = d->dim * (int64_t)sizeof(T) / 16;
-    const unsigned blocks = sop_blocks(pieces, SOP_BIAS_ACT_THREADS * SOP_BIAS_ACT_REP); /* a row */
-    const unsigned threads = sop_wide_threads(pieces, SOP_BIAS_ACT_REP * blocks);
-    return sop_launch(sop_bias_act_wide<T, R, ACT, ADD>, (unsigned)d->tokens * blocks, threads,
-                      call, *d, (int)blocks, (const T *)a[SOP_BIAS_ACT_X].data,
+    const unsigned blocks = sop_blocks(pieces, SOP_BIAS_ACT_THREADS); /* along a row */
+    const unsigned threads = sop_wide_threads(pieces, blocks);
+    return sop_launch(sop_bias_act_wide<T, R, ACT, ADD>,
+                      sop_blocks(d->tokens, SOP_BIAS_ACT_ROWS) * blocks, threads, call, *d,
+                      (int)blocks, (const T *)a[SOP_BIAS_ACT_X].data,
                       (const R *)a[SOP_BIAS_ACT_R].data, (const float *)a[SOP_BIAS_ACT_BIAS].data,
                       (const int32_t *)a[SOP_BIAS_ACT_LIVE].data, (T *)a[SOP_BIAS_ACT_Y].data);
 }

@@ -189,19 +189,18 @@ static const char *takes_floats(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
-    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_skinny_sm90", "cuda", SOP_CUDA_SM90A, 0,
-     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_skinny_refuse,
-     .plan = sop_linear_skinny_plan, .run = sop_linear_skinny_sm90},
-    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_skinny_quant_sm80", "cuda", SOP_CUDA_SM80, 0,
-     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_skinny_quant_refuse,
-     .plan = sop_linear_skinny_quant_plan, .run = sop_linear_skinny_quant_sm80},
-    /* behind the two above until measured: not yet proven on a card as they stand here */
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_stream_sm90", "cuda", SOP_CUDA_SM90A, 0,
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_stream_sm90_refuse,
      .plan = sop_linear_stream_sm90_plan, .run = sop_linear_stream_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_stream_quant_sm90", "cuda", SOP_CUDA_SM90A, 0,
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_stream_quant_sm90_refuse,
      .plan = sop_linear_stream_quant_sm90_plan, .run = sop_linear_stream_quant_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_skinny_sm90", "cuda", SOP_CUDA_SM90A, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_skinny_refuse,
+     .plan = sop_linear_skinny_plan, .run = sop_linear_skinny_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_skinny_quant_sm80", "cuda", SOP_CUDA_SM80, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_skinny_quant_refuse,
+     .plan = sop_linear_skinny_quant_plan, .run = sop_linear_skinny_quant_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_gemm_sm90", "cuda", SOP_CUDA_SM90A,
      SOP_ROW_INVARIANT, .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_gemm_refuse,
      .plan = sop_linear_gemm_plan, .run = sop_linear_gemm_sm90},

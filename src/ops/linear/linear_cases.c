@@ -61,6 +61,7 @@ const char *const sop_linear_cases[] = {
     "m=130 n=264 k=72 w=bf16 x=bf16 y=bf16",
     "m=200 n=136 n1=8 n2=264 k=136 w=f16 w1=f16 w2=f16 x=f16 y=f16 bias=7 y_stride=416",
     "m=257 n=384 k=64 w=bf16 bias=1",
+    "m=264 n=3592 k=72 w=bf16 x=bf16 y=bf16 bias=1", /* more tiles than multiprocessors */
     "m=1 n=1 k=128 w=i8_128" BOTH, /* weights of 8 and 4 bits with scales: few tokens on tensor cores too */
     "m=1 n=40 k=256 w=i4_128 x=bf16 y=bf16",
     "m=2 n=17 k=384 w=f8_128 bias=1",
@@ -83,6 +84,9 @@ const char *const sop_linear_cases[] = {
     "m=33 n=192 k=1024 w=f16 x=f16 y=f16 bias=1",
     "m=64 n=250 k=1264 w=bf16 x=bf16 y=bf16",
     "m=30 n=64 k=1544 w=bf16",
+    "m=17 n=129 k=8576 w=bf16 x=bf16 y=bf16", /* more units than multiprocessors: two tiles a CTA */
+    "m=9 n=257 k=17152 w=f8_128 x=bf16 y=bf16",
+    "m=17 n=193 k=17152 w=f8_128 x=bf16 y=f32",
     "m=1 n=300 k=1536 w=i4_128 x=bf16 y=bf16 bias=1", /* rows at multiples of 16 bytes */
     "m=3 n=70 n1=20 n2=9 k=640 w=i4_128 w1=i4_128 w2=i4_128 bias=5 "
     "w_stride=8 w1_stride=12 w2_stride=8",

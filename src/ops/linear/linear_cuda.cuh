@@ -39,7 +39,7 @@ static inline sop_status sop_linear_weight_maps(const sop_call *call, uint32_t b
         if (!d->n[j]) continue;
         const sop_status s =
             sop_tensor_map_2d(&maps[j], d->w_dtype[j], call->args[SOP_LINEAR_W0 + j].data, d->n[j],
-                              d->k, d->w_stride[j], box_rows);
+                              d->k, d->w_stride[j], box_rows, SOP_TMA_ONCE);
         if (s != SOP_OK) return s;
     }
     return SOP_OK;

@@ -1,43 +1,55 @@
 #include "ops/linear/gemm_sm80.cuh"
 #include "ops/linear/linear_cuda.cuh"
 
-/* What the plan says: the tile. */
-enum { HEIGHT, WIDTH };
+/* What the plan says. */
+enum { SHAPE, GRID, SLOTS };
 
-/* The tile that ends first: rounds of all multiprocessors, times what a tile costs; two of the smaller ones
- * share a multiprocessor. */
+/* Tiles, best for many first. Both fit the 99 KB that a CTA may have on 8.9. */
+typedef gemm80_shape<128, 256, 32, 4, 64, 64> large;
+typedef gemm80_shape<64, 128, 64, 4, 32, 64> small;
+
+/* The tile that ends first: rounds of all multiprocessors, times what a k of a tile costs, of which the large
+ * one takes 17 ns on an H200. Where the last round is shared it is as long as what remains, and has a price:
+ * sums go through memory. */
 extern "C" sop_status sop_linear_gemm_sm80_plan(const void *desc, const int32_t *params,
                                                 const sop_facts *facts, size_t budget,
                                                 sop_split *split)
 {
     static const struct {
         int64_t height, width;
-        double cost;
-    } shapes[] = {{128, 256, 1}, {128, 128, 0.55}, {64, 128, 0.32}};
+        double cost, price;
+        size_t partial;
+    } shapes[] = {{large::BM, large::BN, 1, 900, large::SUMS * large::THREADS * 8},
+                  {small::BM, small::BN, 0.45, 360, small::SUMS * small::THREADS * 8}};
     const sop_linear_desc *d = (const sop_linear_desc *)desc;
     double best = 0;
-    (void)params, (void)budget;
+    (void)params;
     *split = {{0}, 0};
-    for (int i = 0; i < 3; i++) {
-        const int64_t tiles = (d->tokens + shapes[i].height - 1) / shapes[i].height *
-                              sop_linear_tiles(d, shapes[i].width);
+    for (int i = 0; i < 4; i++) {
+        const bool shared = i % 2;
+        const int64_t tiles = (d->tokens + shapes[i / 2].height - 1) / shapes[i / 2].height *
+                              sop_linear_tiles(d, shapes[i / 2].width);
+        const int64_t slots = facts->workers;
+        const size_t scratch = shared ? (size_t)slots * shapes[i / 2].partial : 0;
+        const double rounds =
+            shared ? (double)tiles / (double)slots : (double)((tiles + slots - 1) / slots);
         const double cost =
-            (double)((tiles + facts->workers - 1) / facts->workers) * shapes[i].cost;
-        if (best > 0 && cost >= best) continue;
+            rounds * shapes[i / 2].cost * (double)d->k + (shared ? shapes[i / 2].price : 0);
+        if ((i > 0 && cost >= best) || scratch > budget) continue;
         best = cost;
-        split->word[HEIGHT] = shapes[i].height;
-        split->word[WIDTH] = shapes[i].width;
+        split->word[SHAPE] = i / 2;
+        split->word[GRID] = shared || tiles > slots ? slots : tiles;
+        split->word[SLOTS] = shared ? slots : 0;
+        split->scratch_bytes = scratch;
     }
     return SOP_OK;
 }
 
-template <typename T, int BM, int BN>
-static sop_status launch(const sop_call *call, const gemm80_args &a)
+template <typename T, typename S> static sop_status launch(const sop_call *call, gemm80_args &a)
 {
-    const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
-    const unsigned tiles = (unsigned)((d->tokens + BM - 1) / BM * sop_linear_tiles(d, BN));
-    return sop_launch_cluster(sop_gemm_sm80<T, BM, BN>, tiles, GEMM80_THREADS,
-                              gemm80_smem<BM, BN>::bytes, 1, call, a);
+    a.least = 512 / S::BK;
+    return sop_launch_cluster(sop_gemm_sm80<T, S>, (unsigned)call->split->word[GRID], S::THREADS,
+                              S::SMEM, 1, call, a);
 }
 
 template <typename T> static sop_status run(const sop_call *call)
@@ -47,17 +59,18 @@ template <typename T> static sop_status run(const sop_call *call)
     a.live = (const int32_t *)call->args[SOP_LINEAR_LIVE].data;
     a.x = call->args[SOP_LINEAR_X].data;
     a.y = call->args[SOP_LINEAR_Y].data;
+    a.partial = (float *)call->scratch;
+    a.arrived = sop_cuda_counters(call);
     a.x_stride = d->x_stride, a.y_stride = d->y_stride;
     a.tokens = (int)d->tokens, a.k = (int)d->k, a.y_f32 = d->y_dtype == SOP_F32;
+    a.slots = (int)call->split->word[SLOTS];
     for (int j = 0; j < 3; j++) {
         a.w[j] = call->args[SOP_LINEAR_W0 + j].data;
         a.w_stride[j] = d->w_stride[j];
         a.n[j] = (int)d->n[j];
         a.bias[j] = sop_linear_bias(call, j);
     }
-    if (call->split->word[WIDTH] == 256) return launch<T, 128, 256>(call, a);
-    return call->split->word[HEIGHT] == 128 ? launch<T, 128, 128>(call, a)
-                                            : launch<T, 64, 128>(call, a);
+    return call->split->word[SHAPE] == 0 ? launch<T, large>(call, a) : launch<T, small>(call, a);
 }
 
 extern "C" sop_status sop_linear_gemm_sm80(const sop_call *call)

@@ -3,20 +3,26 @@
 /* What keeps to its registers. */
 template <int32_t FORMAT, typename X, int C> struct shape_of {
     enum {
-        HALF = sizeof(X) == 2, /* of an f32's registers */
-        WGS = C <= 16 && HALF && FORMAT != SOP_I8_128 ? 4 : 3,
-        K = FORMAT == SOP_I4_128 && C <= 16 ? 512 : 256,
+        HALF = sizeof(X) == 2, /* of an f32's bytes */
+        WGS = C <= 16 && HALF ? 4 : 3,
+        K = FORMAT == SOP_I4_128 && C <= 16 && HALF ? 512 : 256,
         X_K = C == 64 || !HALF ? 128
               : C == 8         ? K
-                               : 256
+                               : 256,
+        X_DEPTH = K == 512 || !HALF ? 2 : 3,
+        SETS = C == 64 || !HALF ? 1 : 2
     };
-    typedef stream_shape<FORMAT, X, C, WGS, K, X_K, 1> type;
+    typedef stream_shape<FORMAT, X, C, WGS, K, X_K, X_DEPTH, SETS, 1> type;
 };
 
 template <int32_t FORMAT, typename X, typename F>
 static sop_status with_columns(const sop_linear_desc *d, F what)
 {
     if (d->tokens <= 8) return what(typename shape_of<FORMAT, X, 8>::type());
+    if constexpr (sizeof(X) == 2) {
+        if (d->tokens > 32) return what(typename shape_of<FORMAT, X, 64>::type());
+        if (d->tokens > 16) return what(typename shape_of<FORMAT, X, 32>::type());
+    }
     return what(typename shape_of<FORMAT, X, 16>::type());
 }
 template <int32_t FORMAT, typename F> static sop_status with_x(const sop_linear_desc *d, F what)
@@ -50,9 +56,7 @@ extern "C" const char *sop_linear_stream_quant_sm90_refuse(const void *desc)
         if (!(d->layouts[j] & SOP_LAYOUT_PLAIN)) return "a weight does not lie plain";
         if (d->w_stride[j] % 4) return "rows of a weight are no multiple of 16 bytes apart";
     }
-    if (d->tokens > 16) return "too many tokens";
-    if (d->x_stride * (int64_t)sop_dtype_bytes(d->x_dtype) % 16)
-        return "rows of x are no multiple of 16 bytes apart";
+    if (d->x_dtype == SOP_F32 && d->tokens > 16) return "too many tokens in f32";
     return sop_stream_refuse(d);
 }
 
@@ -70,7 +74,6 @@ extern "C" sop_status sop_linear_stream_quant_sm90(const sop_call *call)
 {
     const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
     if (d->tokens == 0) return SOP_OK;
-    if (!sop_linear_aligned(call) || !sop_aligned16(call->args[SOP_LINEAR_X].data))
-        return sop_linear_cuda(call);
+    if (!sop_stream_aligned(call)) return sop_linear_cuda(call);
     return with_shape(d, [&](auto shape) { return sop_stream_run<decltype(shape)>(call); });
 }

@@ -1,9 +1,17 @@
 #include "ops/linear/stream_launch.cuh"
 
-/* With few columns two CTAs share a multiprocessor: the next product's weights come while this one ends. */
+/* Two CTAs share a multiprocessor: the next product's weights come while this one ends. With most columns
+ * one has it all: of tiles of 128 rows x weighs too much. */
 template <int32_t FORMAT, typename X, int C> struct shape_of {
-    enum { SHARED = C == 8 };
-    typedef stream_shape<FORMAT, X, C, SHARED ? 2 : 3, 128, 128, SHARED ? 2 : 1> type;
+    enum {
+        HALF = sizeof(X) == 2,
+        MOST = C == 64,
+        K = HALF || C <= 16 ? 128 : 64,
+        X_DEPTH = !HALF     ? 2
+                  : C == 32 ? 4
+                            : 3
+    };
+    typedef stream_shape<FORMAT, X, C, MOST ? 3 : 2, K, K, X_DEPTH, 1, MOST ? 1 : 2> type;
 };
 
 /* Calls what(S()) for the kernel's shape that a desc takes. */
@@ -30,8 +38,10 @@ extern "C" const char *sop_linear_stream_sm90_refuse(const void *desc)
     if (why) return why;
     if (d->x_dtype != d->w_dtype[0] && (d->x_dtype != SOP_F32 || d->w_dtype[0] != SOP_BF16))
         return "x has not the weight's type, nor is it f32 beside bf16";
+    /* what has many rows fills the multiprocessors with whole ones: linear_skinny_sm90.cu */
+    if ((d->tokens <= 16 || d->x_dtype == SOP_F32) && d->k < 4 * (d->n[0] + d->n[1] + d->n[2]))
+        return "few tokens or f32, and rows are not short of a quarter of k";
     if (d->x_dtype == SOP_F32 && d->tokens > 32) return "too many tokens in f32";
-    if (d->k < 4 * (d->n[0] + d->n[1] + d->n[2])) return "rows are not short of a quarter of k";
     return sop_stream_refuse(d);
 }
 
@@ -49,6 +59,6 @@ extern "C" sop_status sop_linear_stream_sm90(const sop_call *call)
 {
     const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
     if (d->tokens == 0) return SOP_OK;
-    if (!sop_linear_aligned(call)) return sop_linear_cuda(call);
+    if (!sop_stream_aligned(call)) return sop_linear_cuda(call);
     return with_shape(d, [&](auto shape) { return sop_stream_run<decltype(shape)>(call); });
 }

@@ -45,22 +45,6 @@ static inline __host__ __device__ int skinny_smem_bytes(int rows, int columns, i
            16 * SKINNY_MOST_STAGES;
 }
 
-/* x[tokens, k] in f32 as planes of T that sum to it: [planes, tokens, k_stride]. */
-template <typename T>
-static __global__ void sop_split_planes(const void *x, int32_t dtype, int64_t x_stride, int tokens,
-                                        int k, int planes, T *out, int64_t k_stride)
-{
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
-    sop_begin();
-    if (i >= k) return;
-    float v = sop_load_any(x, dtype, t * x_stride + i);
-    for (int p = 0; p < planes; p++) {
-        const T part = sop_from_float<T>(v);
-        out[((int64_t)p * tokens + t) * k_stride + i] = part;
-        v -= sop_to_float(part);
-    }
-}
-
 /* A walk through the stages of a CTA's tiles. */
 struct skinny_walk {
     int tile, kb, stage, phase;

@@ -14,7 +14,23 @@ static inline const char *sop_stream_refuse(const sop_linear_desc *d)
     if (d->tokens > STREAM_TOKENS) return "too many tokens";
     if (d->n[0] + d->n[1] + d->n[2] > 1 << 22) return "over 4194304 rows";
     if (d->k > 1 << 20) return "over 1048576 columns";
+    if (d->x_dtype != SOP_F32 && d->x_stride % 8)
+        return "rows of x are no multiple of 16 bytes apart";
     return NULL;
+}
+
+/* f32 is brought to scratch first. */
+static inline bool sop_stream_aligned(const sop_call *call)
+{
+    const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
+    return sop_linear_aligned(call) &&
+           (d->x_dtype == SOP_F32 || sop_aligned16(call->args[SOP_LINEAR_X].data));
+}
+
+/* Bytes of the sums of parts of tiles. */
+template <typename S> static inline size_t sop_stream_partial(int64_t grid)
+{
+    return (size_t)(grid * 2 * S::ROWS * S::COLUMNS) * 4;
 }
 
 template <typename S>
@@ -23,44 +39,57 @@ static inline sop_status sop_stream_plan(const sop_linear_desc *d, const sop_fac
 {
     const int64_t units = sop_linear_tiles(d, S::ROWS) * ((d->k + S::K - 1) / S::K);
     const int64_t grid = units < facts->workers ? units : facts->workers;
-    *split = {{0}, (size_t)(grid * 2 * S::ROWS * S::COLUMNS) * 4};
+    *split = {{0}, sop_stream_partial<S>(grid)};
+    if (S::PLANES > 1)
+        split->scratch_bytes += (size_t)(S::PLANES * d->tokens * sop_linear_staged_stride(d)) * 2;
     split->word[STREAM_GRID] = grid;
     return split->scratch_bytes <= budget ? SOP_OK : SOP_E_LIMIT;
 }
 
 template <typename S> static inline sop_status sop_stream_run(const sop_call *call)
 {
+    typedef typename S::T T;
     const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
-    const int64_t x_bytes = d->x_stride * (int64_t)sop_dtype_bytes(d->x_dtype);
+    const int64_t grid = call->split->word[STREAM_GRID];
+    const void *x = call->args[SOP_LINEAR_X].data;
+    int64_t x_stride = d->x_stride;
     stream_maps maps;
     stream_args a = {};
-    a.x = call->args[SOP_LINEAR_X].data;
-    a.x_wide = sop_aligned16(a.x) && x_bytes % 16 == 0;
+    if constexpr (S::PLANES > 1) {
+        T *staged = (T *)((char *)call->scratch + sop_stream_partial<S>(grid));
+        x_stride = sop_linear_staged_stride(d);
+        const sop_status s = sop_launch(
+            sop_split_planes<T>, dim3(sop_blocks(d->k, 256), (unsigned)d->tokens), 256, call, x,
+            d->x_dtype, d->x_stride, (int)d->tokens, (int)d->k, S::PLANES, staged, x_stride);
+        if (s != SOP_OK) return s;
+        x = staged;
+    }
     a.live = (const int32_t *)call->args[SOP_LINEAR_LIVE].data;
     a.y = call->args[SOP_LINEAR_Y].data;
     a.partial = (float *)call->scratch;
-    a.arrived = sop_cuda_counters(call);
-    a.x_stride = d->x_stride;
+    a.arrived = (uint32_t *)sop_cuda_counters(call);
     a.y_stride = d->y_stride;
     a.y_dtype = d->y_dtype;
     a.tokens = (int32_t)d->tokens;
     a.k = (int32_t)d->k;
-    for (int j = 0; j < 3; j++) {
+    sop_status s = sop_tensor_map_2d(&maps.x, std::is_same<T, __half>::value ? SOP_F16 : SOP_BF16,
+                                     x, S::PLANES * d->tokens, d->k, x_stride, S::COLUMNS);
+    for (int j = 0; j < 3 && s == SOP_OK; j++) {
         const void *w = call->args[SOP_LINEAR_W0 + j].data;
         const int64_t stride = d->w_stride[j] * (int64_t)sop_dtype_bytes(d->w_dtype[j]);
-        sop_status s = SOP_OK;
         a.n[j] = (int32_t)d->n[j];
         a.bias[j] = sop_linear_bias(call, j);
         if (!d->n[j]) continue;
         if (S::PLAIN)
-            s = sop_tensor_map_2d(&maps.w[j], d->w_dtype[j], w, d->n[j], d->k, d->w_stride[j], 64);
+            s = sop_tensor_map_2d(&maps.w[j], d->w_dtype[j], w, d->n[j], d->k, d->w_stride[j], 64,
+                                  SOP_TMA_ONCE);
         else
             s = sop_tensor_map_words(&maps.w[j], w, d->n[j], d->k / 128 * S::BLOCK_WORDS, stride,
-                                     S::PITCH, 64);
-        if (s != SOP_OK) return s;
+                                     S::PITCH, 64, SOP_TMA_ONCE);
     }
-    return sop_launch_cluster(sop_stream_sm90<S>, (unsigned)call->split->word[STREAM_GRID],
-                              S::THREADS, S::SMEM, 1, call, maps, a);
+    if (s != SOP_OK) return s;
+    return sop_launch_cluster(sop_stream_sm90<S>, (unsigned)grid, S::THREADS, S::SMEM, 1, call,
+                              maps, a);
 }
 
 #endif

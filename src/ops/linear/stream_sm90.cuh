@@ -2,25 +2,22 @@
  * y^T[rows, tokens] = w[rows, k] x[tokens, k]^T. Weights of 16 bits, and of 8 and 4 with scales.
  *
  * The work is cut into units of one tile of rows and K columns, tile after tile. Each CTA has an equal run
- * of them, whatever the shape. Where a tile is shared by CTAs each puts its sums down, and the last to
- * arrive adds them in the order of k.
+ * of them, whatever the shape. Where a tile is shared by CTAs each puts its sums down; with few columns the
+ * last to arrive adds them, with many each a share of them, in the order of k.
  *
  *     tiles      0           1           2
  *     units   . . . . | . . . . | . . . .
  *     CTAs    0 0 0 0   0 1 1 1   1 1 2 2
  *
  * Each of WGS warpgroups has 64 rows of the tile and its own ring of their bytes, which its first thread
- * fills by TMA. Weights of 16 bits are multiplied where they lie. Rows of the others lie as in memory, 4
- * words off a multiple of 32, so that the words of 8 rows that a warp reads at once lie in 32 banks; they
- * become 16-bit floats in registers, exactly, while the block of 128 columns before is multiplied from
- * there, and the f32 sums of a block are scaled when it ends. One more warpgroup brings x to shared memory,
- * for these in the order in which lanes have their columns:
+ * fills by TMA; the first of all fills that of x. Weights of 16 bits are multiplied where they lie. Rows of
+ * the others lie as in memory, 4 words off a multiple of 32, so that the words of 8 rows that a warp reads at
+ * once lie in 32 banks; they become 16-bit floats in registers, exactly, while the block of 128 columns
+ * before is multiplied from there, and the f32 sums of a block are scaled when it ends. A lane has columns
+ * 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of each 16, halves of two words.
  *
- *     place  2 c, 2 c + 1 of 16 columns: 4 c, 4 c + 2       bytes 0 and 2 of a lane's word
- *            2 c + 8, 2 c + 9:           4 c + 1, 4 c + 3   bytes 1 and 3
- *
- * x in f32 is split there into three bf16 that sum to it and meet in one sum: the products are those of
- * f32. Weights are nobody's result: the rings fill with them while the kernel before still runs. */
+ * x in f32 comes as three bf16 that sum to it and meet in one sum: the products are those of f32. Weights
+ * are nobody's result: the rings fill with them while the kernel before still runs. */
 #ifndef OPS_LINEAR_STREAM_SM90_CUH
 #define OPS_LINEAR_STREAM_SM90_CUH
 
@@ -31,18 +28,17 @@
 #include "ops/linear/skinny.cuh"
 
 struct stream_maps {
-    CUtensorMap w[3]; /* of words of 32 bits */
+    CUtensorMap x, w[3]; /* of 16-bit elements; where weights are narrower, of words of 32 bits */
 };
 
 struct stream_args {
-    const void *x;
     const float *bias[3]; /* NULL: none */
     const int32_t *live;
     void *y;
-    float *partial;                           /* [CTAs][2][COLUMNS / 2][threads that multiply] */
-    int *arrived;                             /* [tiles][WGS] */
-    int64_t x_stride, y_stride;               /* in elements */
-    int32_t y_dtype, tokens, k, n[3], x_wide; /* x in pieces of 16 bytes */
+    float *partial;    /* [CTAs][2][WGS][COLUMNS / 2][128] */
+    uint32_t *arrived; /* [tiles][WGS][2] */
+    int64_t y_stride;  /* in elements */
+    int32_t y_dtype, tokens, k, n[3];
 };
 
 // clang-format off
@@ -75,8 +71,10 @@ template <> struct stream_x<float> {
 };
 
 /* What a kernel is made for: format of the weights, type and columns of x, warpgroups that multiply,
- * columns of a unit and of a stage of x, CTAs that share a multiprocessor. */
-template <int32_t FORMAT_, typename X_, int COLUMNS_, int WGS_, int K_, int X_K_, int CTAS_>
+ * columns of a unit and of a stage of x, stages of x, sets of registers of weights that are not of 16 bits,
+ * CTAs that share a multiprocessor. */
+template <int32_t FORMAT_, typename X_, int COLUMNS_, int WGS_, int K_, int X_K_, int X_DEPTH_,
+          int SETS_, int CTAS_>
 struct stream_shape {
     typedef X_ X;
     static constexpr int32_t FORMAT = FORMAT_;
@@ -85,29 +83,25 @@ struct stream_shape {
         WGS = WGS_,
         K = K_,
         X_K = X_K_,
+        X_DEPTH = X_DEPTH_,
+        SETS = SETS_,
         CTAS = CTAS_,
         PLAIN = FORMAT == SOP_BF16 || FORMAT == SOP_F16,
         PLANES = stream_x<X>::PLANES,
         ROWS = 64 * WGS,
-        THREADS = 128 * (WGS + 1),
-        /* of a thread that multiplies, of one that brings x: as many as there are */
-        REGS = WGS == 4   ? 104
-               : WGS == 3 ? 136
-                          : 200,
-        X_REGS = WGS == 4 ? 64 : 104,
+        THREADS = 128 * WGS,
         BLOCK_WORDS = FORMAT == SOP_I4_128 ? 17 : 33,
         WORDS = K / 128 * BLOCK_WORDS,   /* of a row of a unit */
         PITCH = (WORDS + 3) / 8 * 8 + 4, /* words from row to row, and what a box has of it */
         STAGE = PLAIN ? 64 * K * 2 : 64 * PITCH * 4,
         X_STAGE = PLANES * COLUMNS * X_K * 2,
-        X_DEPTH = X_STAGE > 16384 ? 2 : 3,
-        ROOM = (CTAS == 1 ? 227 : 113) * 1024 - 1536, /* 1024 to align, barriers */
+        ROOM = (CTAS == 1 ? 227 : 113) * 1024 - 512, /* of barriers */
         DEPTH = (ROOM - X_DEPTH * X_STAGE) / (WGS * STAGE),
-        SMEM = 1536 + X_DEPTH * X_STAGE + WGS * DEPTH * STAGE
+        SMEM = 512 + X_DEPTH * X_STAGE + WGS * DEPTH * STAGE
     };
-    static_assert(DEPTH >= 2 && 8 * (WGS * DEPTH + 2 * X_DEPTH) + 4 * WGS <= 512,
-                  "rings are rings");
-    static_assert(PLAIN ? K == X_K : K % 256 == 0,
+    static_assert(DEPTH >= 2 && X_DEPTH >= 2, "rings are rings");
+    static_assert(8 * (WGS * DEPTH + 2 * X_DEPTH) + 16 * WGS <= 512, "barriers have their room");
+    static_assert(PLAIN ? K == X_K : K % 256 == 0 && K % X_K == 0,
                   "blocks alternate between two sets of registers");
     /* of products */
     typedef
@@ -134,123 +128,15 @@ SOP_DEV void stream_next(stream_walk *w, const stream_args &p, int nk, int n_til
     if (w->tile + 1 < n_tiles) stream_tile<S>(w, p, w->tile + 1);
 }
 
-/* 16 columns of a row of x, as 8 words of two in their own order. */
-template <typename X> struct stream_piece {
-    uint4 v[sizeof(X)]; /* 2 or 4 */
-};
-
+/* One thread: a stage of x, from column `at` on. */
 template <typename S>
-SOP_DEV void stream_put_x(const stream_piece<typename S::X> &piece, uint32_t to, uint32_t plane)
+SOP_DEV void stream_load_x(const stream_maps &maps, const stream_args &p, uint32_t to, uint32_t bar,
+                           int at)
 {
-    constexpr int PLANES = S::PLANES;
-    uint32_t r[PLANES][8];
-    if constexpr (PLANES == 1) {
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            r[0][4 * i] = piece.v[i].x, r[0][4 * i + 1] = piece.v[i].y,
-                     r[0][4 * i + 2] = piece.v[i].z, r[0][4 * i + 3] = piece.v[i].w;
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float x[4] = {__uint_as_float(piece.v[i].x), __uint_as_float(piece.v[i].y),
-                          __uint_as_float(piece.v[i].z), __uint_as_float(piece.v[i].w)};
-#pragma unroll
-            for (int q = 0; q < PLANES; q++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float lo, hi;
-                    r[q][2 * i + h] = sop_pack<__nv_bfloat16>(x[2 * h], x[2 * h + 1]);
-                    sop_unpack<__nv_bfloat16>(r[q][2 * i + h], lo, hi);
-                    x[2 * h] -= lo, x[2 * h + 1] -= hi;
-                }
-        }
-    }
-#pragma unroll
-    for (int q = 0; q < PLANES; q++, to += plane)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t o[4];
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-                o[c] = S::PLAIN ? r[q][4 * h + c]
-                                : __byte_perm(r[q][2 * c], r[q][2 * c + 1], h ? 0x7632 : 0x5410);
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to ^ (h << 4)), "r"(o[0]),
-                         "r"(o[1]), "r"(o[2]), "r"(o[3])
-                         : "memory");
-        }
-}
-
-/* Columns from `column` on of token t, of which there are n. */
-template <typename S>
-SOP_DEV stream_piece<typename S::X> stream_get_x(const stream_args &p, int t, int n, int column)
-{
-    typedef typename S::X X;
-    stream_piece<X> piece = {};
-    const X *from = (const X *)p.x + t * p.x_stride + column;
-    if (n >= 16 && p.x_wide) {
-#pragma unroll
-        for (int e = 0; e < (int)sizeof(X); e++) piece.v[e] = ((const uint4 *)from)[e];
-    } else if (S::PLAIN && n > 0) {
-        uint32_t word[4 * sizeof(X)];
-#pragma unroll
-        for (int e = 0; e < 4 * (int)sizeof(X); e++) {
-            if constexpr (sizeof(X) == 4)
-                word[e] = e < n ? __float_as_uint(from[e]) : 0;
-            else
-                word[e] = (2 * e < n ? (uint32_t)((const uint16_t *)from)[2 * e] : 0) |
-                          (2 * e + 1 < n ? (uint32_t)((const uint16_t *)from)[2 * e + 1] << 16 : 0);
-        }
-#pragma unroll
-        for (int e = 0; e < (int)sizeof(X); e++)
-            piece.v[e] = make_uint4(word[4 * e], word[4 * e + 1], word[4 * e + 2], word[4 * e + 3]);
-    }
-    return piece;
-}
-
-/* The warpgroup that brings x: a warp takes 8 tokens by 64 columns at a time, a lane 16 columns of one. */
-template <typename S>
-SOP_DEV void stream_load_x(const stream_args &p, uint32_t smem, uint32_t full, uint32_t empty,
-                           int begin, int end, int nk)
-{
-    typedef typename S::X X;
-    enum {
-        BLOCKS = S::X_K / 64,
-        ITEMS = S::COLUMNS / 8 * BLOCKS,
-        EACH = (ITEMS + 3) / 4 /* of a warp */
-    };
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const int tokens = (int)sop_live_rows(p.live, p.tokens);
-    const int n = (end - begin) * (S::K / S::X_K);
-    int stage = 0, phase = 0, at = begin % nk * S::K;
-    stream_piece<X> piece[EACH], next[EACH];
-    auto get = [&](stream_piece<X>(&to)[EACH]) {
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int item = warp + 4 * i, t = item / BLOCKS * 8 + lane % 8;
-            const int column = at + item % BLOCKS * 64 + lane / 8 * 16;
-            to[i] = stream_get_x<S>(p, t, t < tokens && item < ITEMS ? p.k - column : 0, column);
-        }
-        at += S::X_K;
-        if (at >= nk * S::K) at = 0;
-    };
-    get(piece);
-    for (int u = 0; u < n; u++) {
-        const uint32_t to = smem + stage * S::X_STAGE;
-        if (u + 1 < n) get(next);
-        mbar_wait(empty + 8 * stage, phase ^ 1);
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int item = warp + 4 * i, t = item / BLOCKS * 8 + lane % 8, block = item % BLOCKS;
-            if (item < ITEMS)
-                stream_put_x<S>(
-                    piece[i], to + (block * S::COLUMNS + t) * 128 + ((lane / 8 * 2 ^ (t & 7)) << 4),
-                    S::COLUMNS * S::X_K * 2);
-            piece[i] = next[i];
-        }
-        fence_async();
-        mbar_arrive(full + 8 * stage);
-        if (++stage == S::X_DEPTH) stage = 0, phase ^= 1;
-    }
+    mbar_expect_tx(bar, S::X_STAGE);
+    for (int q = 0; q < S::PLANES; q++)
+        for (int i = 0; i < S::X_K / 64; i++, to += S::COLUMNS * 128)
+            tma_load_2d(to, &maps.x, at + i * 64, q * p.tokens, bar);
 }
 
 /* A block of 128 columns of the lane's rows g (0) and g + 8 (1): 16-bit floats for 8 products, scales. */
@@ -259,16 +145,17 @@ SOP_DEV void stream_decode(const uint8_t *row, uint32_t (&a)[8][4], float (&scal
 {
     typedef quant_pair<typename S::T> P;
     const int c = threadIdx.x % 4;
+    const uint32_t mine = c % 2 ? 0x7362 : 0x5140;
 #pragma unroll
     for (int r = 0; r < 2; r++, row += 8 * S::PITCH * 4) {
         const uint32_t head = *(const uint32_t *)row;
-        const uint32_t *words = (const uint32_t *)row + 1 + c;
+        const uint32_t *words = (const uint32_t *)row + 1 + c / 2;
         if constexpr (S::FORMAT == SOP_I4_128) {
             const uint32_t zero = __byte_perm(head, 0, 0x4242) | (P::MAGIC | P::SIGNS);
             scale[r] = __half2float(__ushort_as_half((unsigned short)head));
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const uint32_t w = words[4 * i];
+                const uint32_t w = __byte_perm(words[4 * i], words[4 * i + 2], mine);
                 a[2 * i][r] = quant_u4<typename S::T>(w, zero);
                 a[2 * i][2 + r] = quant_u4<typename S::T>(w >> 8, zero);
                 a[2 * i + 1][r] = quant_u4<typename S::T>(w >> 4, zero);
@@ -278,7 +165,7 @@ SOP_DEV void stream_decode(const uint8_t *row, uint32_t (&a)[8][4], float (&scal
             scale[r] = __uint_as_float(head);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const uint32_t w = words[4 * i];
+                const uint32_t w = __byte_perm(words[4 * i], words[4 * i + 2], mine);
                 a[i][r] = S::FORMAT == SOP_F8_128 ? P::f8(w << 8) : P::i8(w);
                 a[i][2 + r] = S::FORMAT == SOP_F8_128 ? P::f8(w) : P::i8(w >> 8);
             }
@@ -321,77 +208,156 @@ SOP_DEV void stream_plain(uint32_t w, uint32_t x, float (&acc)[S::COLUMNS / 2])
     wgmma_touch(acc);
 }
 
-/* The sums of a tile's part of k, of one warpgroup: to y, or where others have parts too, to where the
- * last of them finds it. flag: a word of shared memory of the warpgroup. */
-template <typename S>
-SOP_DEV void stream_finish(const stream_args &p, const stream_walk &w, int nk, int n_units,
-                           bool whole, int slot, int tokens, int wg, volatile int *flag,
-                           float (&acc)[S::COLUMNS / 2])
+/* Sum i of thread tid of the warpgroup: row and token. */
+SOP_DEV int stream_row(int i, int tid)
 {
-    enum { SUMS = S::COLUMNS / 2, EACH = 128 * S::WGS };
-    const int tid = threadIdx.x, lane = tid % 32, c = lane % 4;
-    const int used = (tokens + 7) / 8 * 4; /* sums with a token */
-    if (!whole) {
-        float *mine = p.partial + (int64_t)(blockIdx.x * 2 + slot) * SUMS * EACH + tid;
+    return tid / 32 * 16 + tid % 32 / 4 + i / 2 % 2 * 8;
+}
+SOP_DEV int stream_token(int i, int tid)
+{
+    return i / 4 * 8 + tid % 4 * 2 + i % 2;
+}
+/* y of a row of the warpgroup's part of the tile of w. */
+SOP_DEV void stream_store(const stream_args &p, const stream_walk &w, int row, int token,
+                          int tokens, float sum)
+{
+    if (row >= p.n[w.j] || token >= tokens) return;
+    if (p.bias[w.j]) sum += p.bias[w.j][row];
+    sop_store_any(p.y, p.y_dtype, token * p.y_stride + w.at + row, sum);
+}
+
+/* The CTAs that have parts of a tile. */
+struct stream_parts {
+    int first, n;
+};
+SOP_DEV stream_parts stream_parts_of(int tile, int nk, int n_units)
+{
+    const int64_t grid = gridDim.x, unit = (int64_t)tile * nk;
+    const int first = (int)(((unit + 1) * grid - 1) / n_units);
+    return {first, (int)(((unit + nk) * grid - 1) / n_units) + 1 - first};
+}
+
+/* The word of a tile: parts that have arrived, and behind 8 bits the CTAs that have gone and left their
+ * share of the sums to who comes last. */
+enum { STREAM_SHARES = 24, STREAM_TRIES = 64 };
+
+/* Whether the CTAs of a tile sum it together. With few columns the last to arrive does it alone, which
+ * saves a look at the word. */
+template <typename S> SOP_DEV bool stream_shared(const stream_parts &part)
+{
+    return S::COLUMNS >= 32 && part.n <= STREAM_SHARES;
+}
+
+template <typename S> SOP_DEV float *stream_place(const stream_args &p, int cta, int slot, int wg)
+{
+    return p.partial + (int64_t)((cta * 2 + slot) * S::WGS + wg) * (S::COLUMNS / 2 * 128);
+}
+
+/* Puts the sums of a part of a tile down. One thread for each slot gets what the tile's word was. */
+template <typename S>
+SOP_DEV void stream_put(const stream_args &p, int tile, int slot, int tokens, int wg,
+                        uint32_t &before, const float (&acc)[S::COLUMNS / 2])
+{
+    const int tid = threadIdx.x % 128, used = (tokens + 7) / 8 * 4; /* sums with a token */
+    float *to = stream_place<S>(p, blockIdx.x, slot, wg) + tid;
 #pragma unroll
-        for (int i = 0; i < SUMS; i++)
-            if (i < used) __stcg(mine + i * EACH, acc[i]);
-        const int64_t grid = gridDim.x;
-        const int first = (int)((((int64_t)w.tile * nk + 1) * grid - 1) / n_units);
-        const int last = (int)((((int64_t)w.tile * nk + nk) * grid - 1) / n_units);
-        __threadfence();
-        named_sync(1 + wg, 128);
-        if (tid % 128 == 0) {
-            int *arrived = p.arrived + w.tile * S::WGS + wg;
-            const int before = atomicAdd(arrived, 1);
-            if (before == last - first) *arrived = 0;
-            *flag = before == last - first;
-        }
-        named_sync(1 + wg, 128);
-        if (!*flag) return;
-        __threadfence();
-#pragma unroll
-        for (int i = 0; i < SUMS; i++) acc[i] = 0;
-        enum { AHEAD = SUMS <= 16 ? 16 / SUMS : 1 };
-        for (int b = first; b <= last; b += AHEAD) {
-            float part[AHEAD][SUMS];
+    for (int i = 0; i < S::COLUMNS / 2; i++)
+        if (i < used) __stcg(to + i * 128, acc[i]);
+    named_sync(1 + wg, 128);
+    if (tid == 32 * slot)
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "l"(p.arrived + (tile * S::WGS + wg) * 2)
+                     : "memory");
+}
+
+/* Sums number `share` of `shares` of a tile's shares in the order of k. */
+template <typename S>
+SOP_DEV void stream_sum(const stream_args &p, const stream_walk &w, const stream_parts &part,
+                        int share, int shares, int nk, int n_units, int tokens, int wg)
+{
+    enum {
+        AHEAD = S::COLUMNS < 64 ? 8 : 4,
+        PLACE = S::WGS * S::COLUMNS / 2 * 32
+    };                                         /* of a part; in float4 */
+    const int all = (tokens + 7) / 8 * 4 * 32; /* of 4 threads' sums */
+    const float4 *from = (const float4 *)stream_place<S>(p, part.first, 0, wg);
+    /* where the first one's lie: it may have begun before the tile */
+    const int first =
+        (int)((int64_t)n_units * part.first / gridDim.x) == w.tile * nk ? 0 : (int)PLACE;
+    for (int v = all * share / shares + threadIdx.x % 128; v < all * (share + 1) / shares;
+         v += 128) {
+        float4 sum = make_float4(0, 0, 0, 0);
+        for (int b = 0; b < part.n; b += AHEAD) {
+            float4 x[AHEAD];
 #pragma unroll
             for (int e = 0; e < AHEAD; e++) {
-                const int theirs = (int)((int64_t)n_units * (b + e) / grid) / nk == w.tile ? 0 : 1;
-                const float *from = p.partial + (int64_t)((b + e) * 2 + theirs) * SUMS * EACH + tid;
-#pragma unroll
-                for (int i = 0; i < SUMS; i++)
-                    part[e][i] = i < used && b + e <= last ? __ldcg(from + i * EACH) : 0;
+                x[e] = make_float4(0, 0, 0, 0);
+                if (b + e < part.n)
+                    x[e] = __ldcg(from + v + (b + e > 0 ? (b + e) * 2 * PLACE : first));
             }
 #pragma unroll
             for (int e = 0; e < AHEAD; e++)
+                sum.x += x[e].x, sum.y += x[e].y, sum.z += x[e].z, sum.w += x[e].w;
+        }
+        const float of[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-                for (int i = 0; i < SUMS; i++) acc[i] += part[e][i];
+        for (int e = 0; e < 4; e++) {
+            const int i = v / 32, tid = v % 32 * 4 + e;
+            stream_store(p, w, w.row + wg * 64 + stream_row(i, tid), stream_token(i, tid), tokens,
+                         of[e]);
         }
     }
-    const int row = w.row + wg * 64 + tid / 32 % 4 * 16 + lane / 4;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (row + 8 * h >= p.n[w.j]) continue;
-        const float bias = p.bias[w.j] ? p.bias[w.j][row + 8 * h] : 0;
-#pragma unroll
-        for (int i = 0; i < SUMS / 2; i++) {
-            const int t = i / 2 * 8 + 2 * c + i % 2;
-            if (t < tokens)
-                sop_store_any(p.y, p.y_dtype, t * p.y_stride + w.at + row + 8 * h,
-                              acc[i / 2 * 4 + 2 * h + i % 2] + bias);
-        }
+}
+
+/* What is left of a tile when the CTA has done its own, in two steps. First: one thread, which has what the
+ * tile's word was; returns the shares to be summed, 1 bit each. It waits for the other parts, which end at
+ * the same time. Where they do not, as another kernel holds their places, it goes, and who comes last has
+ * its share too. */
+template <typename S>
+SOP_DEV uint32_t stream_wait(const stream_args &p, int tile, int nk, int n_units, int wg,
+                             uint32_t before)
+{
+    const stream_parts part = stream_parts_of(tile, nk, n_units);
+    uint32_t *word = p.arrived + (tile * S::WGS + wg) * 2, seen = before + 1, shares = 0;
+    if (!stream_shared<S>(part)) {
+        if (seen == part.n) *word = 0;
+        return seen == part.n;
     }
+    if ((seen & 255) == part.n) shares = seen >> 8;
+    for (int i = 0; i < STREAM_TRIES && (seen & 255) != part.n; i++)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
+    const uint32_t mine = 1u << (blockIdx.x - part.first);
+    if ((seen & 255) != part.n) seen = atomicOr(word, mine << 8);
+    return (seen & 255) == part.n ? shares | mine : shares;
+}
+
+/* Second: all of the warpgroup. Whoever leaves a shared tile last clears its words. */
+template <typename S>
+SOP_DEV void stream_end(const stream_args &p, int tile, int slot, int nk, int n_units, int tokens,
+                        int wg, uint32_t shares)
+{
+    const stream_parts part = stream_parts_of(tile, nk, n_units);
+    stream_walk w;
+    stream_tile<S>(&w, p, tile);
+    if (!stream_shared<S>(part)) {
+        if (shares) stream_sum<S>(p, w, part, 0, 1, nk, n_units, tokens, wg);
+        return;
+    }
+    for (int i = 0; i < part.n; i++)
+        if (shares >> i & 1) stream_sum<S>(p, w, part, i, part.n, nk, n_units, tokens, wg);
+    uint32_t *word = p.arrived + (tile * S::WGS + wg) * 2;
+    if (threadIdx.x % 128 == 32 * slot && atomicAdd(word + 1, 1) == part.n - 1)
+        word[0] = word[1] = 0;
 }
 
 template <typename S>
 static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
     const __grid_constant__ stream_maps maps, const __grid_constant__ stream_args p)
 {
-    typedef typename S::T T;
     enum { SUMS = S::COLUMNS / 2 };
-    extern __shared__ uint8_t smem_raw[];
-    const uint32_t x_at = (smem_addr(smem_raw) + 1023) & ~1023u;
+    extern __shared__ __align__(1024) uint8_t smem_raw[];
+    const uint32_t x_at = smem_addr(smem_raw);
     const uint32_t w_at = x_at + S::X_DEPTH * S::X_STAGE;
     const uint32_t w_full = w_at + S::WGS * S::DEPTH * S::STAGE,
                    x_full = w_full + 8 * S::WGS * S::DEPTH, x_empty = x_full + 8 * S::X_DEPTH;
@@ -402,7 +368,7 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::WGS * S::DEPTH; i++) mbar_init(w_full + 8 * i, 1);
         for (int i = 0; i < S::X_DEPTH; i++) {
-            mbar_init(x_full + 8 * i, 128);
+            mbar_init(x_full + 8 * i, 1);
             mbar_init(x_empty + 8 * i, 4 * S::WGS);
         }
         fence_mbar_init();
@@ -410,109 +376,173 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
     __syncthreads();
     grid_go();
 
-    if (wg == S::WGS) {
-        if (S::CTAS == 1) regs_dec<S::X_REGS>();
-        grid_wait();
-        stream_load_x<S>(p, x_at, x_full, x_empty, begin, end, nk);
-    } else {
-        if (S::CTAS == 1) regs_inc<S::REGS>();
-        const int tid = threadIdx.x % 128, lane = tid % 32;
-        const uint32_t ring = w_at + wg * S::DEPTH * S::STAGE, full = w_full + 8 * wg * S::DEPTH;
-        const uint8_t *rows =
-            smem_raw + (ring - smem_addr(smem_raw)) + (tid / 32 * 16 + lane / 4) * S::PITCH * 4;
-        volatile int *flag =
-            (int *)(smem_raw + (x_empty + 8 * S::X_DEPTH - smem_addr(smem_raw))) + wg;
-        stream_walk w = {0, begin % nk, 0, 0, 0, 0, 0};
-        stream_tile<S>(&w, p, begin / nk);
-        stream_walk next = w; /* to be filled */
-        const int first_tile = w.tile;
-        int from = w.kb, x_stage = 0, x_phase = 0, to_fill = end - begin;
-        auto fill = [&] {
-            if (tid == 0 && to_fill > 0) {
-                const uint32_t bar = full + 8 * next.stage;
-                const uint32_t to = ring + next.stage * S::STAGE;
-                const int row = next.row + wg * 64;
-                mbar_expect_tx(bar, S::STAGE);
-                if (S::PLAIN)
-                    for (int i = 0; i < S::K / 64; i++)
-                        tma_load_2d(to + i * 8192, &maps.w[next.j], next.kb * S::K + i * 64, row,
-                                    bar);
-                else /* boxes start at multiples of 16 bytes */
-                    tma_load_2d(to, &maps.w[next.j], next.kb * S::WORDS & ~3, row, bar);
-            }
-            to_fill--;
-            stream_next<S>(&next, p, nk, n_tiles, S::DEPTH);
-        };
-        for (int i = 0; i < S::DEPTH; i++) fill();
-        grid_wait();
-        const int tokens = (int)sop_live_rows(p.live, p.tokens);
-        float acc[SUMS] = {};
-        /* what was summed from block `from` of the tile of v on, up to v */
-        auto finish = [&](const stream_walk &v, int from, float(&acc)[SUMS]) {
-            stream_finish<S>(p, v, nk, n_units, from == 0 && v.kb == nk - 1,
-                             v.tile == first_tile ? 0 : 1, tokens, wg, flag, acc);
+    const int tid = threadIdx.x % 128, lane = tid % 32;
+    const uint32_t ring = w_at + wg * S::DEPTH * S::STAGE, full = w_full + 8 * wg * S::DEPTH;
+    const uint8_t *rows =
+        smem_raw + (ring - smem_addr(smem_raw)) + (tid / 32 * 16 + lane / 4) * S::PITCH * 4;
+    volatile uint32_t *flag =
+        (uint32_t *)(smem_raw + (x_empty + 8 * S::X_DEPTH - smem_addr(smem_raw))) + 2 * wg;
+    stream_walk w = {0, begin % nk, 0, 0, 0, 0, 0};
+    stream_tile<S>(&w, p, begin / nk);
+    stream_walk next = w; /* to be filled */
+    int from = w.kb, x_stage = 0, x_phase = 0, to_fill = end - begin;
+    int x_column = w.kb * S::K, x_to_fill = (end - begin) * (S::K / S::X_K);
+    auto fill = [&] {
+        if (tid == 0 && to_fill > 0) {
+            const uint32_t bar = full + 8 * next.stage;
+            const uint32_t to = ring + next.stage * S::STAGE;
+            const int row = next.row + wg * 64;
+            mbar_expect_tx(bar, S::STAGE);
+            if (S::PLAIN)
+                for (int i = 0; i < S::K / 64; i++)
+                    tma_load_2d(to + i * 8192, &maps.w[next.j], next.kb * S::K + i * 64, row, bar);
+            else /* boxes start at multiples of 16 bytes */
+                tma_load_2d(to, &maps.w[next.j], next.kb * S::WORDS & ~3, row, bar);
+        }
+        to_fill--;
+        stream_next<S>(&next, p, nk, n_tiles, S::DEPTH);
+    };
+    auto load_x = [&](int stage) {
+        stream_load_x<S>(maps, p, x_at + stage * S::X_STAGE, x_full + 8 * stage, x_column);
+        x_column += S::X_K;
+        if (x_column >= nk * S::K) x_column = 0;
+        x_to_fill--;
+    };
+    /* the stage before, once all have left it */
+    auto fill_x = [&](bool any) {
+        if (threadIdx.x != 0 || !any || x_to_fill <= 0) return;
+        const int stage = x_stage ? x_stage - 1 : S::X_DEPTH - 1;
+        mbar_wait(x_empty + 8 * stage, x_stage ? x_phase : x_phase ^ 1);
+        load_x(stage);
+    };
+    for (int i = 0; i < S::DEPTH; i++) fill();
+    grid_wait();
+    if (threadIdx.x == 0)
+        for (int i = 0; i < S::X_DEPTH && x_to_fill > 0; i++) load_x(i);
+    const int tokens = (int)sop_live_rows(p.live, p.tokens);
+    float acc[SUMS] = {};
+    uint32_t before_part = 0; /* of the threads 0 and 32, for each slot */
+    /* what was summed from block `from` of the tile of v on, up to v */
+    auto finish = [&](const stream_walk &v, int from) {
+        if (from == 0 && v.kb == nk - 1) {
 #pragma unroll
-            for (int i = 0; i < SUMS; i++) acc[i] = 0;
+            for (int i = 0; i < SUMS; i++)
+                stream_store(p, v, v.row + wg * 64 + stream_row(i, tid), stream_token(i, tid),
+                             tokens, acc[i]);
+        } else {
+            const int slot = v.tile != begin / nk;
+            stream_put<S>(p, v.tile, slot, tokens, wg, before_part, acc);
+        }
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) acc[i] = 0;
+    };
+    auto share = [&] {
+        const int tiles[2] = {begin / nk, (end - 1) / nk};
+        const bool any[2] = {begin % nk != 0 || end < (tiles[0] + 1) * nk,
+                             tiles[1] != tiles[0] && end % nk != 0};
+        if (tid == 0 && any[0]) flag[0] = stream_wait<S>(p, tiles[0], nk, n_units, wg, before_part);
+        if (tid == 32 && any[1])
+            flag[1] = stream_wait<S>(p, tiles[1], nk, n_units, wg, before_part);
+        named_sync(1 + wg, 128);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (any[i]) stream_end<S>(p, tiles[i], i, nk, n_units, tokens, wg, flag[i]);
+    };
+    if constexpr (S::PLAIN) {
+        for (int u = begin; u < end; u++) {
+            mbar_wait(full + 8 * w.stage, w.phase);
+            mbar_wait(x_full + 8 * x_stage, x_phase);
+            stream_plain<S>(ring + w.stage * S::STAGE, x_at + x_stage * S::X_STAGE, acc);
+            named_sync(1 + wg, 128); /* all have read the stage */
+            fill();
+            if (lane == 0) mbar_arrive(x_empty + 8 * x_stage);
+            fill_x(u > begin);
+            if (w.kb == nk - 1 || u == end - 1) {
+                finish(w, from);
+                from = 0;
+            }
+            if (++x_stage == S::X_DEPTH) x_stage = 0, x_phase ^= 1;
+            stream_next<S>(&w, p, nk, n_tiles, S::DEPTH);
+        }
+        share();
+    } else {
+        enum { BLOCKS = S::K / 128, X_BLOCKS = S::X_K / 128, SETS = S::SETS };
+        uint32_t a[SETS][8][4];
+        float scale[2][2] = {}, part[SUMS] = {};
+        /* ends the product of block b */
+        auto settle = [&](int b) {
+            wgmma_wait<0>();
+            wgmma_touch(part);
+#pragma unroll
+            for (int i = 0; i < SUMS; i++) acc[i] = fmaf(scale[b % 2][i / 2 % 2], part[i], acc[i]);
         };
-        if constexpr (S::PLAIN) {
+        /* A load that is still on its way when the others meet would find what TMA writes: it took scales
+         * from there. The fence waits for loads. */
+        auto give_back = [&] {
+            fence_async();
+            named_sync(1 + wg, 128);
+            fill();
+        };
+        auto next_x = [&] {
+            if (++x_stage == S::X_DEPTH) x_stage = 0, x_phase ^= 1;
+        };
+        if constexpr (SETS == 1) {
             for (int u = begin; u < end; u++) {
+                const uint8_t *row = rows + w.stage * S::STAGE + (w.kb * S::WORDS & 3) * 4;
                 mbar_wait(full + 8 * w.stage, w.phase);
-                mbar_wait(x_full + 8 * x_stage, x_phase);
-                stream_plain<S>(ring + w.stage * S::STAGE, x_at + x_stage * S::X_STAGE, acc);
-                named_sync(1 + wg, 128); /* all have read the stage */
-                fill();
-                if (lane == 0) mbar_arrive(x_empty + 8 * x_stage);
+#pragma unroll
+                for (int b = 0; b < BLOCKS; b++) {
+                    stream_decode<S>(row + b * S::BLOCK_WORDS * 4, a[0], scale[b % 2]);
+                    if (b == BLOCKS - 1) {
+                        give_back();
+                    }
+                    if (b % X_BLOCKS == 0) mbar_wait(x_full + 8 * x_stage, x_phase);
+                    stream_block<S>(
+                        a[0], x_at + x_stage * S::X_STAGE + b % X_BLOCKS * S::COLUMNS * 256, part);
+                    settle(b);
+                    if (b % X_BLOCKS < X_BLOCKS - 1) continue;
+                    if (lane == 0) mbar_arrive(x_empty + 8 * x_stage);
+                    fill_x(b >= X_BLOCKS || u > begin);
+                    next_x();
+                }
                 if (w.kb == nk - 1 || u == end - 1) {
-                    finish(w, from, acc);
+                    finish(w, from);
                     from = 0;
                 }
-                if (++x_stage == S::X_DEPTH) x_stage = 0, x_phase ^= 1;
                 stream_next<S>(&w, p, nk, n_tiles, S::DEPTH);
             }
+            share();
         } else {
             /* the block before is multiplied, also across units, while one becomes floats */
-            enum {
-                BLOCKS = S::K / 128,
-                X_BLOCKS = S::X_K / 128,
-                SETS = SUMS * S::PLANES > 8 ? 1 : 2
-            };
-            uint32_t a[SETS][8][4];
-            float scale[2][2] = {}, part[SUMS] = {};
             stream_walk before = w;
             bool ended = false;
             int x_before = 0, from_before = 0;
-            /* ends the product of the block before block b of unit u, and what ends with it */
-            auto settle = [&](int u, int b) {
-                wgmma_wait<0>();
-                wgmma_touch(part);
-#pragma unroll
-                for (int i = 0; i < SUMS; i++)
-                    acc[i] = fmaf(scale[(b + 1) % 2][i / 2 % 2], part[i], acc[i]);
-                if (b % X_BLOCKS == 0 && (b > 0 || u > begin) && lane == 0)
-                    mbar_arrive(x_empty + 8 * x_before);
-                if (b == 0 && ended) finish(before, from_before, acc);
-            };
             for (int u = begin;; u++) {
                 const uint8_t *row = rows + w.stage * S::STAGE + (w.kb * S::WORDS & 3) * 4;
                 if (u < end) mbar_wait(full + 8 * w.stage, w.phase);
 #pragma unroll
                 for (int b = 0; b < BLOCKS; b++) {
-                    if (SETS == 1) settle(u, b);
                     if (b > 0 || u < end)
                         stream_decode<S>(row + b * S::BLOCK_WORDS * 4, a[b % SETS], scale[b % 2]);
                     if (b == BLOCKS - 1) {
-                        named_sync(1 + wg, 128); /* all have read the stage */
-                        fill();
+                        give_back();
                     }
-                    if (SETS == 2) settle(u, b);
-                    if (b == 0 && u == end) return;
+                    settle(b + 1);
+                    if (b % X_BLOCKS == 0 && (b > 0 || u > begin) && lane == 0)
+                        mbar_arrive(x_empty + 8 * x_before);
+                    if (b == 0 && ended) finish(before, from_before);
+                    if (b == 0 && u == end) {
+                        share();
+                        return;
+                    }
                     if (b % X_BLOCKS == 0) mbar_wait(x_full + 8 * x_stage, x_phase);
                     stream_block<S>(a[b % SETS],
                                     x_at + x_stage * S::X_STAGE + b % X_BLOCKS * S::COLUMNS * 256,
                                     part);
+                    if (b % X_BLOCKS == 0) fill_x(b > 0 || u > begin);
                     if (b % X_BLOCKS == X_BLOCKS - 1) {
                         x_before = x_stage;
-                        if (++x_stage == S::X_DEPTH) x_stage = 0, x_phase ^= 1;
+                        next_x();
                     }
                 }
                 before = w;

@@ -100,8 +100,6 @@ static const char *takes_f32(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
-    {sizeof(sop_row), SOP_DEVICE_CUDA, "sample_cluster_sm90", "cuda", SOP_CUDA_SM90, SOP_ROW_INVARIANT,
-     .refuse = sop_sample_cluster_refuse, .run = sop_sample_cluster_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "sample_split_sm80", "cuda", SOP_CUDA_SM80, SOP_ROW_INVARIANT,
      .refuse = sop_sample_split_refuse, .plan = sop_sample_split_plan, .run = sop_sample_split_sm80},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "sample_cuda", "cuda", 0, SOP_ROW_INVARIANT,
@@ -127,6 +125,7 @@ static const char *const cases[] = {
     "rows=24 vocab=20011 logits_stride=20016",
     "rows=1 vocab=151936", /* qwen2.5 */
     "rows=4 vocab=151936",
+    "rows=600 vocab=300",  /* more of them are left than there are blocks */
     "rows=1 vocab=262145", /* beyond sample_split_sm80's list of tiles */
     NULL,
 };

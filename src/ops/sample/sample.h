@@ -32,8 +32,6 @@ sop_status sop_sample_ref_plan(const void *desc, const int32_t *params, const so
 sop_status sop_sample_reference(const sop_call *call, const sop_judge *judge);
 sop_status sop_sample_ref(const sop_call *call);
 sop_status sop_sample_cuda(const sop_call *call);
-const char *sop_sample_cluster_refuse(const void *desc); /* sample_cluster_sm90.cu */
-sop_status sop_sample_cluster_sm90(const sop_call *call);
 const char *sop_sample_split_refuse(const void *desc); /* sample_split_sm80.cu */
 sop_status sop_sample_split_plan(const void *desc, const int32_t *params, const sop_facts *facts,
                                  size_t budget, sop_split *split);

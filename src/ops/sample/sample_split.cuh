@@ -16,10 +16,12 @@
  * Weights are made in double and kept as multiples of 2^-44: sums of integers, the same in any order and
  * for any number of blocks. Whole chunks that lie under a bound are not read again.
  *
- *   tile    8192 logits, 8 a thread; chunk: 256, a warp's; group: 64, two of each thread of a chunk
+ *   tile    8192 logits, 8 a thread; chunk: 256, a warp's; group: 64, those of 8 threads
  *   marks   a bit a token, so that a list comes out in the order of indices */
 #ifndef OPS_SAMPLE_SPLIT_CUH
 #define OPS_SAMPLE_SPLIT_CUH
+
+#include <cfloat>
 
 #include "ops/cuda/wide.cuh"
 #include "ops/sample/filters.cuh"
@@ -39,15 +41,19 @@ enum {
 enum { SPLIT_DONE, SPLIT_TILES_ALONE, SPLIT_BINNED, SPLIT_LISTED, SPLIT_FLOOR };
 
 #define SPLIT_ONE 0x1p44 /* the largest weight; 2^18 of them make less than 2^63 */
-#define SPLIT_FAR 32.0   /* e^-32 is under 2^-45: no weight from this distance on */
+#define SPLIT_FAR \
+    46.5 /* 2^-46.5 of it is under half of the least: no weight from here on, in powers of 2 */
 
 /* What is known of a row from kernel to kernel. */
 struct split_head {
-    double max, per_degree;      /* the largest logit; 1 / temperature */
-    double least, bins_per_unit; /* the least weight that min_p keeps */
-    sop_mass target;             /* binned: the bin with the cut, and the measure that it wants */
-    int bin, kind;               /* of this bin */
-    uint32_t low, by_count;      /* nothing with a smaller key survives; the measure is 1 a token */
+    double per_bit;         /* log2(e) / temperature */
+    double least;           /* the least weight that min_p keeps */
+    double uniform;         /* the draw, 0 to 1 */
+    float max, none;        /* the largest logit; smaller ones than this have no weight */
+    float bins_per_unit;    /* of logits */
+    int bin, kind;          /* binned: the bin with the cut */
+    uint32_t low, by_count; /* nothing with a smaller key survives; the measure is 1 a token */
+    sop_mass target;        /* the measure that is wanted of this bin */
     sop_sampling s;
 };
 struct split_state {
@@ -64,10 +70,12 @@ struct split_args {
     const sop_sampling *params;
     const int32_t *live;
     int32_t *ids;
-    split_state *rows; /* [rows] */
-    uint4 *groups;     /* [rows, chunks]: largest keys of a chunk's four groups */
-    uint8_t *marks;    /* [rows, tiles * 1024] */
-    int *arrived;      /* [rows], zero before and after */
+    split_state *rows;   /* [rows] */
+    uint4 *groups;       /* [rows, chunks]: largest keys of a chunk's four groups */
+    uint8_t *marks;      /* [rows, tiles * 1024] */
+    int *arrived;        /* [rows], zero before and after; so are the two behind them: */
+    int *pending, *left; /* rows that the first kernel did not end; blocks of the third that left */
+    int *rows_left;      /* [rows]: which rows these are */
     int tiles;
 };
 
@@ -84,6 +92,8 @@ struct split_shared {
     uint32_t words[SPLIT_NEAR][8]; /* marks of chunks */
     int chunk[SPLIT_NEAR];
     sop_mass digits[256], part[32], tile_mass[32], over;
+    double power[16]; /* 2^44 of 2^(-i / 16) */
+    double uniform;
     uint32_t low[32], high[32];
     sop_sampling s;
     int flag, digit, index;
@@ -109,13 +119,24 @@ template <typename T> SOP_DEV split_row<T> split_row_at(const split_args &p, int
 }
 
 /* Eight logits from i on; NaN behind the end. */
-template <typename T> SOP_DEV void split_load(const split_row<T> &r, int64_t i, float (&z)[8])
+template <typename T>
+SOP_DEV void split_fetch(const split_row<T> &r, int64_t i, wide_raw<T, 8> &raw)
 {
     if (r.aligned && i + 8 <= r.vocab) {
-        wide_load(r.logits + i, z);
+        wide_fetch(r.logits + i, raw);
     } else {
-        for (int e = 0; e < 8; e++) z[e] = i + e < r.vocab ? sop_to_float(r.logits[i + e]) : NAN;
+        T z[8];
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            z[e] = i + e < r.vocab ? r.logits[i + e] : sop_from_float<T>(NAN);
+        memcpy(&raw, z, sizeof raw);
     }
+}
+template <typename T> SOP_DEV void split_load(const split_row<T> &r, int64_t i, float (&z)[8])
+{
+    wide_raw<T, 8> raw;
+    split_fetch(r, i, raw);
+    wide_floats(raw, z);
 }
 
 /* The key of a finite logit, where -0 is 0; 0 of any other. And back. */
@@ -128,29 +149,48 @@ SOP_DEV float split_logit(uint32_t key)
     return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
 }
 
-/* How far below the largest, in units of the temperature; a weight and its count of 2^-44. */
-SOP_DEV double split_distance(const split_head &st, float z)
+/* A weight, times 2^44: of t powers of two below the largest, 16 t to the nearest makes an entry of the
+ * table and an exponent; 2^-r of the rest, at most 1/32, is off by 2^-51. */
+SOP_DEV double split_scaled(const split_head &st, float z, const split_shared &sh)
 {
-    return (st.max - (double)z) * st.per_degree;
+    const double t = ((double)st.max - (double)z) * st.per_bit;
+    const double shifted = fma(t, 16.0, 0x1.8p52);
+    const int k = __double2loint(shifted);
+    const double rest = fma(shifted - 0x1.8p52, -1.0 / 16, t);
+    double p = 0x1.430912f86c786p-13;         /* ln(2)^6 / 720 */
+    p = fma(p, rest, -0x1.5d87fe78a6730p-10); /* -ln(2)^5 / 120 */
+    p = fma(p, rest, 0x1.3b2ab6fba4e77p-7);   /* ln(2)^4 / 24 */
+    p = fma(p, rest, -0x1.c6b08d704a0bfp-5);  /* -ln(2)^3 / 6 */
+    p = fma(p, rest, 0x1.ebfbdff82c58ep-3);   /* ln(2)^2 / 2 */
+    p = fma(p, rest, -0x1.62e42fefa39efp-1);  /* -ln(2) */
+    p = fma(p, rest, 1.0);
+    const double power = sh.power[k & 15];
+    return p * __hiloint2double(__double2hiint(power) - (k >> 4 << 20), __double2loint(power));
 }
-SOP_DEV sop_mass split_count(double w)
+/* By all threads, before the first weight and a barrier. */
+SOP_DEV void split_make_powers(split_shared &sh)
 {
-    return __double2ull_rn(w * SPLIT_ONE);
+    if (threadIdx.x < 16) sh.power[threadIdx.x] = exp2(44 - threadIdx.x / 16.0);
 }
-SOP_DEV sop_mass split_weight(const split_head &st, float z)
+/* A scaled weight, below 2^51, to the nearest; a conversion would take four times as long. */
+SOP_DEV sop_mass split_count(double scaled)
 {
-    return split_count(exp(-split_distance(st, z)));
+    return (sop_mass)(__double_as_longlong(scaled + 0x1p52) & ((1ll << 52) - 1));
 }
-/* The same after min_p. */
-SOP_DEV sop_mass split_kept(const split_head &st, float z)
+/* A weight as a count of 2^-44; and after min_p. */
+SOP_DEV sop_mass split_weight(const split_head &st, float z, const split_shared &sh)
 {
-    const double w = exp(-split_distance(st, z));
-    return w < st.least ? 0 : split_count(w);
+    return z < st.none ? 0 : split_count(split_scaled(st, z, sh));
+}
+SOP_DEV sop_mass split_kept(const split_head &st, float z, const split_shared &sh)
+{
+    const double w = split_scaled(st, z, sh);
+    return z < st.none || w < st.least ? 0 : split_count(w);
 }
 
-SOP_DEV int split_bin(const split_head &st, double distance)
+SOP_DEV int split_bin(const split_head &st, float z)
 {
-    return min((int)(distance * st.bins_per_unit), SPLIT_BINS - 1);
+    return min((int)((st.max - z) * st.bins_per_unit), SPLIT_BINS - 1);
 }
 
 /* Whether this block is the last of n that come here; what the others wrote is then to be seen, past L1. */
@@ -291,10 +331,9 @@ SOP_DEV sop_mass split_share(float top_p, sop_mass all)
     return max(min(__double2ull_ru((double)top_p * (double)all), all), (sop_mass)1);
 }
 /* The draw is the first token with more mass up to it than this. */
-SOP_DEV sop_mass split_point(const sop_sampling &s, sop_mass all)
+SOP_DEV sop_mass split_point(const split_head &st, sop_mass all)
 {
-    const double u = sop_uniform_of(s.seed, s.counter);
-    return min(__double2ull_rd(u * (double)all), all - 1);
+    return min(__double2ull_rd(st.uniform * (double)all), all - 1);
 }
 
 /* The token where the mass passes the point, of N a thread; all threads come. */
@@ -316,9 +355,11 @@ SOP_DEV void split_find(const int64_t first, const int *index, const sop_mass (&
 SOP_DEV int split_expand(const uint32_t (&words)[8], int chunk, split_shared &sh)
 {
     sop_mass n = 0, all;
+#pragma unroll
     for (int i = 0; i < 8; i++) n += __popc(words[i]);
     int at = (int)split_before(n, &all, sh);
     if (all <= SPLIT_LIST)
+#pragma unroll
         for (int i = 0; i < 8; i++)
             for (uint32_t rest = words[i]; rest; rest &= rest - 1)
                 sh.list[at++] = chunk * 256 + i * 32 + __ffs(rest) - 1;
@@ -353,9 +394,9 @@ SOP_DEV void split_take(const split_row<T> &r, int n, int (&index)[4], uint32_t 
 }
 
 /* What a token adds to the measure of the bins. */
-SOP_DEV sop_mass split_measure(const split_head &st, float z)
+SOP_DEV sop_mass split_measure(const split_head &st, float z, const split_shared &sh)
 {
-    return st.by_count ? 1 : split_weight(st, z);
+    return st.by_count ? 1 : split_weight(st, z, sh);
 }
 
 /* Cut the elements to the least prefix whose measure reaches the target. */
@@ -364,7 +405,7 @@ SOP_DEV uint32_t split_cut(const split_head &st, const uint32_t (&key)[4], const
 {
     sop_mass above;
     const uint32_t cut = split_select(key, w, target, (sop_mass)0, &above, sh);
-    const sop_mass each = split_measure(st, split_logit(cut));
+    const sop_mass each = split_measure(st, split_logit(cut), sh);
     split_drop(key, index, w, cut, (target - above + each - 1) / each, sh);
     return cut;
 }
@@ -379,7 +420,7 @@ SOP_DEV void split_draw(const split_args &p, const split_row<T> &r, const split_
     const sop_mass mass = tid < p.tiles ? sh.tile_mass[tid] : 0;
     sop_mass all, own = 0, tile_all, w[8];
     const sop_mass before = split_before(mass, &all, sh);
-    const sop_mass point = split_point(st.s, all);
+    const sop_mass point = split_point(st, all);
     if (point >= before && point < before + mass) {
         sh.index = tid;
         sh.over = before;
@@ -392,7 +433,7 @@ SOP_DEV void split_draw(const split_args &p, const split_row<T> &r, const split_
     for (int e = 0; e < 8; e++) {
         const uint32_t key = split_key(z[e]);
         const bool stays = key > cut || (key == cut && first + e <= cut_index);
-        w[e] = stays && key >= st.low ? split_kept(st, z[e]) : 0;
+        w[e] = stays && key >= st.low ? split_kept(st, z[e], sh) : 0;
         own += w[e];
     }
     const sop_mass at = split_before(own, &tile_all, sh);
@@ -401,38 +442,54 @@ SOP_DEV void split_draw(const split_args &p, const split_row<T> &r, const split_
 
 /* ---- a list ---- */
 
-/* Few tokens, one a thread: how many stand before it, and their mass, tell what stays. */
+/* Few tokens, one a thread: how many stand before it, and their mass, tell what stays. The warps beside
+ * them stay away: each would take its turns. */
 template <typename T>
 SOP_DEV void split_end_few(const split_row<T> &r, const split_head &st, int n, int32_t *id,
                            split_shared &sh)
 {
-    const int tid = threadIdx.x, k = min(st.s.top_k, n);
+    const int tid = threadIdx.x, lane = tid % 32, k = min(st.s.top_k, n);
+    const int threads = (n + 31) / 32 * 32;
     const bool mine = tid < n;
+    if (tid >= threads) return;
+    auto meet = [&]() { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); };
     int index = 0, rank = 0;
     float z = 0;
-    sop_mass order = 0, w = 0, before = 0, all;
+    sop_mass order = 0, w = 0, before = 0, all = 0;
     if (mine) {
         index = sh.few_list[tid];
         z = sop_to_float(r.logits[index]);
         order = (sop_mass)split_key(z) << 32 | (uint32_t)~index;
-        w = split_weight(st, z);
+        w = split_weight(st, z, sh);
         sh.order[tid] = order;
         sh.weight[tid] = w;
     }
-    __syncthreads();
-    for (int j = 0; j < n && mine; j++) {
-        if (sh.order[j] <= order) continue;
-        rank++;
-        before += sh.weight[j];
+    meet();
+#pragma unroll 4
+    for (int j = 0; j < n; j++) {
+        const bool first = sh.order[j] > order;
+        rank += first;
+        before += first ? sh.weight[j] : 0;
     }
     if (mine && rank == k - 1) sh.over = before + w;
-    __syncthreads();
+    meet();
     bool stays = mine && rank < k;
     if (st.s.top_p > 0 && st.s.top_p < 1)
         stays = stays && before < split_share(st.s.top_p, sh.over);
-    const sop_mass kept[1] = {stays ? split_kept(st, z) : 0};
-    const sop_mass at = split_before(kept[0], &all, sh);
-    split_find(0, &index, kept, at, kept[0], split_point(st.s, all), id);
+    const sop_mass kept[1] = {stays ? split_kept(st, z, sh) : 0};
+    sop_mass sum = kept[0]; /* in the order of indices, as the list is */
+    for (int o = 1; o < 32; o *= 2) {
+        const sop_mass y = __shfl_up_sync(~0u, sum, o);
+        if (lane >= o) sum += y;
+    }
+    if (lane == 31) sh.part[tid / 32] = sum;
+    meet();
+    before = sum - kept[0];
+    for (int i = 0; i < threads / 32; i++) {
+        if (i < tid / 32) before += sh.part[i];
+        all += sh.part[i];
+    }
+    split_find(0, &index, kept, before, kept[0], split_point(st, all), id);
 }
 
 /* Filter the n listed tokens one filter after the other, and draw. */
@@ -453,7 +510,8 @@ SOP_DEV void split_end_list(const split_row<T> &r, const split_head &st, int n, 
         const uint32_t cut = split_select(key, there, (uint32_t)s.top_k, 0u, &above, sh);
         split_drop(key, index, there, cut, s.top_k - above, sh);
     }
-    for (int e = 0; e < 4; e++) own += w[e] = there[e] ? split_weight(st, split_logit(key[e])) : 0;
+    for (int e = 0; e < 4; e++)
+        own += w[e] = there[e] ? split_weight(st, split_logit(key[e]), sh) : 0;
     if (s.top_p > 0 && s.top_p < 1) {
         (void)split_before(own, &all, sh);
         split_head by_mass = st;
@@ -461,9 +519,9 @@ SOP_DEV void split_end_list(const split_row<T> &r, const split_head &st, int n, 
         (void)split_cut(by_mass, key, index, w, split_share(s.top_p, all), sh);
     }
     own = 0;
-    for (int e = 0; e < 4; e++) own += w[e] = w[e] ? split_kept(st, split_logit(key[e])) : 0;
+    for (int e = 0; e < 4; e++) own += w[e] = w[e] ? split_kept(st, split_logit(key[e]), sh) : 0;
     const sop_mass before = split_before(own, &all, sh);
-    split_find(0, index, w, before, own, split_point(s, all), id);
+    split_find(0, index, w, before, own, split_point(st, all), id);
 }
 
 /* ---- first ---- */
@@ -477,7 +535,7 @@ SOP_DEV int split_begin_listed(const split_args &p, const split_row<T> &r, split
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     const uint32_t key[4] = {g.x, g.y, g.z, g.w};
     sop_mass all;
-    st.low = 1;
+    st.low = split_key(-FLT_MAX);
     if (r.vocab > SPLIT_LIST) {
         uint32_t w[4], above;
         sop_mass own = 0;
@@ -504,7 +562,9 @@ SOP_DEV int split_begin_listed(const split_args &p, const split_row<T> &r, split
     }
     __syncthreads();
     uint32_t words[8] = {0};
-    for (int i = 0; i < 8 && tid < n; i++) words[i] = sh.words[tid][i];
+    if (tid < n)
+#pragma unroll
+        for (int i = 0; i < 8; i++) words[i] = sh.words[tid][i];
     const int listed = split_expand(words, tid < n ? sh.chunk[tid] : 0, sh);
     if (listed > SPLIT_LIST) return SPLIT_BINNED;
     split_end_list(r, st, listed, id, sh);
@@ -518,31 +578,40 @@ SOP_DEV void split_begin_row(const split_args &p, const split_row<T> &r, uint32_
 {
     split_head st = {};
     st.s = sh.s;
-    st.max = (double)split_logit(top);
-    st.per_degree = 1 / (double)st.s.temperature;
-    st.least = fmin((double)st.s.min_p, 1.0); /* the largest weight is 1 */
-    double spread = fmin(split_distance(st, split_logit(least)), SPLIT_FAR);
+    st.uniform = sh.uniform;
+    st.max = split_logit(top);
+    st.per_bit = 1.4426950408889634 / (double)st.s.temperature;
+    st.least = fmin((double)st.s.min_p, 1.0) * SPLIT_ONE; /* the largest weight is 1 */
+    /* what is not below it is at most this far: rounded up */
+    st.none = __double2float_ru((double)st.max - SPLIT_FAR / st.per_bit) + 0.0f;
+    float from = split_logit(least); /* the smallest logit in the bins */
     if (st.s.top_k > 0 && st.s.top_k < r.vocab) {
         st.kind = split_begin_listed(p, r, st, g, id, sh);
         st.by_count = 1;
-        spread = split_distance(st, split_logit(max(least, st.low)));
+        from = split_logit(max(least, st.low));
     } else {
         const bool mass = st.s.top_p > 0 && st.s.top_p < 1;
         double far = SPLIT_FAR;
         /* a little more than min_p keeps */
-        if (!mass && st.s.min_p > 0) far = fmin(far, 1e-6 - log(st.least));
-        st.low = sop_sample_key(__double2float_rd(st.max - far * (double)st.s.temperature) + 0.0f);
+        if (!mass && st.s.min_p > 0) far = fmin(far, 1e-6 - log2(fmin((double)st.s.min_p, 1.0)));
+        st.low =
+            split_key(fmaxf(__double2float_rd((double)st.max - far / st.per_bit), -FLT_MAX) + 0.0f);
         st.kind = mass ? SPLIT_BINNED : SPLIT_TILES_ALONE;
+        from = fmaxf(from, st.none);
     }
-    st.bins_per_unit = SPLIT_BINS / fmax(spread, 1e-300);
-    if (threadIdx.x == 0) r.state->head = st;
+    st.bins_per_unit = SPLIT_BINS / fmaxf(st.max - from, 1e-30f);
+    if (threadIdx.x > 0 || st.kind == SPLIT_DONE) return;
+    r.state->head = st;
+    p.rows_left[atomicAdd(p.pending, 1)] = (int)blockIdx.x;
 }
 
 template <typename T>
-static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(split_args p)
+static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(
+    const __grid_constant__ split_args p)
 {
     enum { AHEAD = 8 / sizeof(T) }; /* tiles whose loads are in flight together */
     __shared__ split_shared sh;
+    split_make_powers(sh);
     sop_begin();
     const int64_t b = blockIdx.x;
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, parts = gridDim.y;
@@ -553,42 +622,42 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(s
     const int from = p.tiles * blockIdx.y / parts, to = p.tiles * (blockIdx.y + 1) / parts;
     const split_row<T> r = split_row_at<T>(p, b);
     bool sampled = false;
-    uint32_t best = 0, below = ~0u; /* the smallest key less 1, so that 0 counts for nothing */
+    float best = -INFINITY, least = INFINITY; /* of what is finite */
     int at = 0;
+    wide_raw<T, 8> next[AHEAD];
+    auto fetch = [&](int tile) {
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (tile + k < to) split_fetch(r, (int64_t)(tile + k) * SPLIT_TILE + tid * 8, next[k]);
+    };
+    fetch(from);
+    __syncthreads(); /* the parameters, while the first tiles come */
+    sampled = sh.s.temperature > 0;
+    if (tid == SPLIT_THREADS - 1) sh.uniform = sop_uniform_of(sh.s.seed, sh.s.counter);
     for (int tile = from; tile < to; tile += AHEAD) {
         float z[AHEAD][8];
-        const int64_t i = (int64_t)tile * SPLIT_TILE + tid * 8;
-        if (r.aligned && tile + AHEAD <= to && (tile + AHEAD) * SPLIT_TILE <= r.vocab) {
 #pragma unroll
-            for (int k = 0; k < AHEAD; k++) wide_load(r.logits + i + k * SPLIT_TILE, z[k]);
-        } else {
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++)
-                if (tile + k < to) split_load(r, i + k * SPLIT_TILE, z[k]);
-        }
-        if (tile == from) { /* the parameters, while the first tiles come */
-            __syncthreads();
-            sampled = sh.s.temperature > 0;
-        }
+        for (int k = 0; k < AHEAD; k++) wide_floats(next[k], z[k]);
+        if (tile + AHEAD < to) fetch(tile + AHEAD);
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             if (tile + k >= to) break;
-            uint32_t key[8], pair[4];
+            float top = -INFINITY;
+#pragma unroll
             for (int e = 0; e < 8; e++) {
-                key[e] = split_key(z[k][e]);
-                below = min(below, key[e] - 1);
+                if (!isfinite(z[k][e])) z[k][e] = NAN; /* which no extreme takes */
+                top = fmaxf(top, z[k][e]);
+                least = fminf(least, z[k][e]);
             }
-            for (int g = 0; g < 4; g++) pair[g] = max(key[2 * g], key[2 * g + 1]);
-            const uint32_t top = max(max(pair[0], pair[1]), max(pair[2], pair[3]));
             if (top > best) {
                 best = top;
                 for (int e = 7; e >= 0; e--)
-                    if (key[e] == top) at = (tile + k) * SPLIT_TILE + tid * 8 + e;
+                    if (z[k][e] == top) at = (tile + k) * SPLIT_TILE + tid * 8 + e;
             }
             if (!sampled) continue;
-            for (int g = 0; g < 4; g++) pair[g] = __reduce_max_sync(~0u, pair[g]);
-            if (lane == 0)
-                r.groups[(tile + k) * 32 + warp] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+            for (int o = 1; o < 8; o *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+            if (lane % 8 == 0)
+                ((uint32_t *)&r.groups[(tile + k) * 32 + warp])[lane / 8] = split_key(top);
         }
     }
     if (sampled && blockIdx.y == 0)
@@ -599,7 +668,9 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(s
         for (int o = 16; o > 0; o /= 2) top = max(top, __shfl_xor_sync(~0u, top, o));
         low = __reduce_min_sync(~0u, low);
     };
-    sop_mass top = best ? (sop_mass)best << 32 | (uint32_t)(INT32_MAX - at) : 0;
+    const uint32_t key = split_key(best);
+    sop_mass top = key ? (sop_mass)key << 32 | (uint32_t)(INT32_MAX - at) : 0;
+    uint32_t below = split_key(least) - 1; /* so that 0 counts for nothing */
     reduce(top, below);
     if (lane == 0) sh.part[warp] = top, sh.low[warp] = below;
     __syncthreads();
@@ -618,7 +689,6 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_first(s
         split_begin_row(p, r, (uint32_t)(top >> 32), below + 1, g, p.ids + b, sh);
     } else if (tid == 0) {
         p.ids[b] = top ? INT32_MAX - (int)(uint32_t)top : -1;
-        r.state->head.kind = SPLIT_DONE;
     }
 }
 
@@ -645,46 +715,85 @@ SOP_DEV void split_end_binned(split_state *state, const split_head &st, split_sh
         state->head.kind = SPLIT_FLOOR;
 }
 
-template <typename T>
-static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(split_args p)
+/* Walk over a part of a row: f(tile, index of this thread's first logit, logits). Where no chunk of a
+ * warp's has a key that `takes`, nothing is read, and the logits are NaN. */
+template <typename T, typename A, typename F>
+SOP_DEV void split_walk(const split_args &p, const split_row<T> &r, int part, int parts, A takes,
+                        F f)
 {
-    __shared__ split_shared sh;
-    sop_begin();
-    const int64_t b = blockIdx.x;
-    if (b >= sop_live_rows(p.live, p.d.rows)) return;
+    const int from = p.tiles * part / parts, n = p.tiles * (part + 1) / parts - from;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint4 g = {0, 0, 0, 0};
+    if (lane < n) g = r.groups[(from + lane) * 32 + warp];
+    const uint32_t top = max(max(g.x, g.y), max(g.z, g.w));
+    const uint32_t reads = __ballot_sync(~0u, lane < n && takes(top));
+    wide_raw<T, 8> next;
+    auto fetch = [&](int i) { /* on its way while the tile before is looked at */
+                              if (reads >> i & 1)
+                                  split_fetch(r, (int64_t)(from + i) * SPLIT_TILE + threadIdx.x * 8,
+                                              next);
+    };
+    fetch(0);
+    for (int i = 0; i < n; i++) {
+        float z[8];
+        wide_floats(next, z);
+        const bool read = reads >> i & 1;
+#pragma unroll
+        for (int e = 0; e < 8; e++) z[e] = read && z[e] < INFINITY ? z[e] : NAN;
+        if (i + 1 < n) fetch(i + 1);
+        f(from + i, z);
+    }
+}
+/* Into sh.tile_mass: the sum over a warp, each at most 2^48. */
+SOP_DEV void split_add_tile(int tile, sop_mass own, split_shared &sh)
+{
+    const uint32_t low = __reduce_add_sync(~0u, (uint32_t)own & 0xffffff);
+    const uint32_t high = __reduce_add_sync(~0u, (uint32_t)(own >> 24));
+    if (threadIdx.x % 32 == 0 && (low || high))
+        split_add(&sh.tile_mass[tile], ((sop_mass)high << 24) + low);
+}
+/* The masses of this part's tiles to where those of the row are. */
+template <typename T>
+SOP_DEV void split_put_tiles(const split_args &p, const split_row<T> &r, int part, int parts,
+                             const split_shared &sh)
+{
+    const int tid = threadIdx.x;
+    if (tid >= p.tiles * part / parts && tid < p.tiles * (part + 1) / parts)
+        r.state->mass[tid] = sh.tile_mass[tid];
+}
+
+template <typename T>
+SOP_DEV void split_second(const split_args &p, int64_t b, int part, int parts, split_shared &sh)
+{
     const split_row<T> r = split_row_at<T>(p, b);
-    const int tid = threadIdx.x, parts = gridDim.y;
-    const int from = p.tiles * blockIdx.y / parts, to = p.tiles * (blockIdx.y + 1) / parts;
-    uint4 g = r.groups[from * 32 + tid / 32]; /* on its way with the head */
+    const int tid = threadIdx.x;
     const split_head st = r.state->head;
     const int kind = st.kind;
-    if (kind == SPLIT_DONE) return;
-    if (kind == SPLIT_BINNED) {
-        for (int i = tid; i < SPLIT_BINS; i += SPLIT_THREADS) sh.bins[i] = 0;
-        __syncthreads();
-    }
-    for (int tile = from; tile < to; tile++) {
-        const int64_t i = (int64_t)tile * SPLIT_TILE + tid * 8;
-        if (tile > from) g = r.groups[tile * 32 + tid / 32];
-        const bool read = max(max(g.x, g.y), max(g.z, g.w)) >= st.low;
-        float z[8];
-        if (read) split_load(r, i, z);
-        if (kind == SPLIT_TILES_ALONE) {
-            sop_mass own = 0, all;
-            for (int e = 0; e < 8 && read; e++)
-                if (split_key(z[e]) >= st.low) own += split_kept(st, z[e]);
-            (void)split_before(own, &all, sh);
-            if (tid == 0) r.state->mass[tile] = all;
-        } else {
-            for (int e = 0; e < 8 && read; e++) {
-                if (split_key(z[e]) < st.low) continue;
-                const sop_mass w = split_measure(st, z[e]);
-                if (w) split_add(&sh.bins[split_bin(st, split_distance(st, z[e]))], w);
+    const float low = split_logit(st.low);
+    if (tid < SPLIT_MOST_TILES) sh.tile_mass[tid] = 0;
+    for (int i = tid; kind == SPLIT_BINNED && i < SPLIT_BINS; i += SPLIT_THREADS) sh.bins[i] = 0;
+    __syncthreads();
+    split_walk(
+        p, r, part, parts, [&](uint32_t top) { return top >= st.low; },
+        [&](int tile, const float(&z)[8]) {
+            if (kind == SPLIT_TILES_ALONE) {
+                sop_mass own = 0;
+                for (int e = 0; e < 8; e++) own += z[e] >= low ? split_kept(st, z[e], sh) : 0;
+                split_add_tile(tile, own, sh);
+                return;
             }
-        }
-    }
+            for (int e = 0; e < 8; e++) {
+                if (!(z[e] >= low)) continue;
+                sop_mass *bin = &sh.bins[split_bin(st, z[e])];
+                if (st.by_count)
+                    atomicAdd((uint32_t *)bin, 1u);
+                else
+                    split_add(bin, split_weight(st, z[e], sh));
+            }
+        });
+    __syncthreads();
+    if (kind == SPLIT_TILES_ALONE) split_put_tiles(p, r, part, parts, sh);
     if (kind == SPLIT_BINNED) {
-        __syncthreads();
         for (int i = tid; i < SPLIT_BINS; i += SPLIT_THREADS)
             if (sh.bins[i]) atomicAdd(&r.state->bins[i], sh.bins[i]);
     }
@@ -699,6 +808,21 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
     }
 }
 
+/* The parts of all rows that are left, dealt to the blocks. */
+template <typename T>
+static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
+    const __grid_constant__ split_args p)
+{
+    __shared__ split_shared sh;
+    split_make_powers(sh);
+    sop_begin();
+    const int n = *p.pending, parts = n ? max(min((int)gridDim.x / n, p.tiles), 1) : 0;
+    for (int i = blockIdx.x; i < n * parts; i += gridDim.x) {
+        split_second<T>(p, p.rows_left[i % n], i / n, parts, sh);
+        __syncthreads();
+    }
+}
+
 /* ---- third ---- */
 
 static __device__ __noinline__ int split_floor(const split_args &p, int64_t b, double max,
@@ -710,45 +834,38 @@ static __device__ __noinline__ int split_floor(const split_args &p, int64_t b, d
 }
 
 template <typename T>
-static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(split_args p)
+SOP_DEV void split_third(const split_args &p, int64_t b, int part, int parts, split_shared &sh)
 {
-    __shared__ split_shared sh;
-    sop_begin();
-    const int64_t b = blockIdx.x;
-    if (b >= sop_live_rows(p.live, p.d.rows)) return;
     const split_row<T> r = split_row_at<T>(p, b);
-    const int tid = threadIdx.x, parts = gridDim.y;
-    const int from = p.tiles * blockIdx.y / parts, to = p.tiles * (blockIdx.y + 1) / parts;
-    uint4 g = r.groups[from * 32 + tid / 32];
+    const int tid = threadIdx.x;
     const split_head st = r.state->head;
     const int kind = st.kind, bin = st.bin;
-    if (kind == SPLIT_DONE || (kind == SPLIT_FLOOR && blockIdx.y > 0)) return;
+    const float low = split_logit(st.low);
+    if (kind == SPLIT_DONE || (kind == SPLIT_FLOOR && part > 0)) return;
     if (kind == SPLIT_FLOOR) {
-        const int id = split_floor(p, b, st.max, st.s);
+        const int id = split_floor(p, b, (double)st.max, st.s);
         if (tid == 0) p.ids[b] = id;
         return;
     }
-    for (int tile = from; tile < to; tile++) {
-        const int64_t i = (int64_t)tile * SPLIT_TILE + tid * 8;
-        if (tile > from) g = r.groups[tile * 32 + tid / 32];
-        const uint32_t top = max(max(g.x, g.y), max(g.z, g.w));
-        const bool read =
-            top >= st.low && split_bin(st, split_distance(st, split_logit(top))) <= bin;
-        float z[8];
-        uint32_t bits = 0;
-        sop_mass own = 0, all;
-        if (read) split_load(r, i, z);
-        for (int e = 0; e < 8 && read; e++) {
-            if (split_key(z[e]) < st.low) continue;
-            const int at = split_bin(st, split_distance(st, z[e]));
-            if (at == bin || (at < bin && kind == SPLIT_LISTED)) bits |= 1u << e;
-            if (at < bin && kind == SPLIT_BINNED) own += split_kept(st, z[e]);
-        }
-        r.marks[tile * SPLIT_THREADS + tid] = (uint8_t)bits;
-        if (kind == SPLIT_LISTED) continue;
-        (void)split_before(own, &all, sh);
-        if (tid == 0) r.state->mass[tile] = all;
-    }
+    if (tid < SPLIT_MOST_TILES) sh.tile_mass[tid] = 0;
+    __syncthreads();
+    split_walk(
+        p, r, part, parts,
+        [&](uint32_t top) { return top >= st.low && split_bin(st, split_logit(top)) <= bin; },
+        [&](int tile, const float(&z)[8]) {
+            uint32_t bits = 0;
+            sop_mass own = 0;
+            for (int e = 0; e < 8; e++) {
+                if (!(z[e] >= low)) continue;
+                const int at = split_bin(st, z[e]);
+                if (at == bin || (at < bin && kind == SPLIT_LISTED)) bits |= 1u << e;
+                if (at < bin && kind == SPLIT_BINNED) own += split_kept(st, z[e], sh);
+            }
+            r.marks[tile * SPLIT_THREADS + tid] = (uint8_t)bits;
+            if (kind == SPLIT_BINNED) split_add_tile(tile, own, sh);
+        });
+    __syncthreads();
+    if (kind == SPLIT_BINNED) split_put_tiles(p, r, part, parts, sh);
     if (!split_last(p.arrived + b, parts, sh)) return;
     const int n = split_expand_marks(p, r, sh);
     if (kind == SPLIT_LISTED) {
@@ -756,7 +873,7 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(s
         return;
     }
     if (n > SPLIT_LIST) {
-        const int id = split_floor(p, b, st.max, st.s);
+        const int id = split_floor(p, b, (double)st.max, st.s);
         if (tid == 0) p.ids[b] = id;
         return;
     }
@@ -765,14 +882,32 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(s
     sop_mass w[4];
     split_take(r, n, index, key, there, sh);
     if (tid < p.tiles) sh.tile_mass[tid] = __ldcg(&r.state->mass[tid]);
-    for (int e = 0; e < 4; e++) w[e] = there[e] ? split_measure(st, split_logit(key[e])) : 0;
+    for (int e = 0; e < 4; e++) w[e] = there[e] ? split_measure(st, split_logit(key[e]), sh) : 0;
     const uint32_t cut = split_cut(st, key, index, w, st.target, sh);
     for (int e = 0; e < 4; e++)
         if (w[e])
-            split_add(&sh.tile_mass[index[e] / SPLIT_TILE], split_kept(st, split_logit(key[e])));
+            split_add(&sh.tile_mass[index[e] / SPLIT_TILE],
+                      split_kept(st, split_logit(key[e]), sh));
     const int cut_index = sh.index;
     __syncthreads();
     split_draw(p, r, st, cut, cut_index, p.ids + b, sh);
+}
+
+template <typename T>
+static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(
+    const __grid_constant__ split_args p)
+{
+    __shared__ split_shared sh;
+    split_make_powers(sh);
+    sop_begin();
+    const int n = *p.pending, parts = n ? max(min((int)gridDim.x / n, p.tiles), 1) : 0;
+    for (int i = blockIdx.x; i < n * parts; i += gridDim.x) {
+        split_third<T>(p, p.rows_left[i % n], i / n, parts, sh);
+        __syncthreads();
+    }
+    if (threadIdx.x > 0 || n == 0) return;
+    __threadfence();
+    if (atomicAdd(p.left, 1) == (int)gridDim.x - 1) *p.pending = *p.left = 0;
 }
 
 #endif

@@ -134,6 +134,9 @@ static const char *const cases[] = {
     "tokens=1 dim=49152", /* smollm2's vocabulary */
     "tokens=2 dim=640 x=f16 y=f16",
     "tokens=2 dim=12288 x=bf16 y=bf16",
+    "tokens=3 dim=8192 x=bf16 y=bf16", /* each thread has all of its pieces */
+    "tokens=2 dim=8200 scale=0.5 x=f16 y=f16",
+    "tokens=2 dim=1536 scale=-1 x_stride=1540 y_stride=1544",
     "tokens=3 dim=16 scale=0.5 x=f64 y=f64",
     NULL,
 };

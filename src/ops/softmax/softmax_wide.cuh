@@ -1,14 +1,19 @@
-/* One block a row, which stays in registers: it is read once, REP pieces of 16 bytes a thread. */
+/* One block a row, which stays in registers: it is read once, REP pieces of 16 bytes a thread. FULL: each
+ * thread has all of them, and there are few threads; without a look at each piece's end rows go at copy
+ * speed. */
 #ifndef OPS_SOFTMAX_WIDE_CUH
 #define OPS_SOFTMAX_WIDE_CUH
 
 #include "ops/cuda/wide.cuh"
 #include "sop/desc.h"
 
-template <typename T, int REP>
-static __global__ __launch_bounds__(1024) void sop_softmax_wide(const sop_softmax_desc d,
-                                                                const T *x, const int32_t *live,
-                                                                T *y)
+enum { SOP_SOFTMAX_FULL = 256 }; /* the most threads */
+
+template <typename T, int REP, bool FULL>
+static __global__ __launch_bounds__(FULL ? SOP_SOFTMAX_FULL : 1024,
+                                    FULL ? 5 : 1) void sop_softmax_wide(const sop_softmax_desc d,
+                                                                        const T *x,
+                                                                        const int32_t *live, T *y)
 {
     enum { N = wide<T>::N };
     __shared__ float shared[2][32];
@@ -22,11 +27,11 @@ static __global__ __launch_bounds__(1024) void sop_softmax_wide(const sop_softma
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int i = (k * blockDim.x + threadIdx.x) * N;
-        if (i < d.dim) wide_fetch(x + i, xs[k]);
+        if (FULL || i < d.dim) wide_fetch(x + i, xs[k]);
     }
 #pragma unroll
     for (int k = 0; k < REP; k++) {
-        if ((k * blockDim.x + threadIdx.x) * N >= d.dim) continue;
+        if (!FULL && (k * blockDim.x + threadIdx.x) * N >= d.dim) continue;
         wide_floats(xs[k], z[k]);
 #pragma unroll
         for (int e = 0; e < N; e++) {
@@ -38,7 +43,7 @@ static __global__ __launch_bounds__(1024) void sop_softmax_wide(const sop_softma
     const float base = max == -INFINITY ? 0 : max; /* of a row of -inf all shares are 0 */
 #pragma unroll
     for (int k = 0; k < REP; k++) {
-        if ((k * blockDim.x + threadIdx.x) * N >= d.dim) continue;
+        if (!FULL && (k * blockDim.x + threadIdx.x) * N >= d.dim) continue;
 #pragma unroll
         for (int e = 0; e < N; e++) sum += z[k][e] = expf(z[k][e] - base);
     }
@@ -47,7 +52,7 @@ static __global__ __launch_bounds__(1024) void sop_softmax_wide(const sop_softma
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int i = (k * blockDim.x + threadIdx.x) * N;
-        if (i >= d.dim) continue;
+        if (!FULL && i >= d.dim) continue;
 #pragma unroll
         for (int e = 0; e < N; e++) z[k][e] *= share;
         wide_store(y + i, z[k]);

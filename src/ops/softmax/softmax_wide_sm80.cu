@@ -20,11 +20,15 @@ template <typename T> static sop_status run(const sop_call *call)
     const T *x = (const T *)call->args[SOP_SOFTMAX_X].data;
     const int32_t *live = (const int32_t *)call->args[SOP_SOFTMAX_LIVE].data;
     T *y = (T *)call->args[SOP_SOFTMAX_Y].data;
+    const unsigned threads = sop_wide_threads(pieces, pieces <= 256 ? 1 : 4);
     if (pieces <= 256)
-        return sop_launch(sop_softmax_wide<T, 1>, (unsigned)d->tokens, sop_wide_threads(pieces, 1),
-                          call, *d, x, live, y);
-    return sop_launch(sop_softmax_wide<T, 4>, (unsigned)d->tokens, sop_wide_threads(pieces, 4),
-                      call, *d, x, live, y);
+        return sop_launch(sop_softmax_wide<T, 1, false>, (unsigned)d->tokens, threads, call, *d, x,
+                          live, y);
+    if (pieces == 4 * threads && threads <= SOP_SOFTMAX_FULL)
+        return sop_launch(sop_softmax_wide<T, 4, true>, (unsigned)d->tokens, threads, call, *d, x,
+                          live, y);
+    return sop_launch(sop_softmax_wide<T, 4, false>, (unsigned)d->tokens, threads, call, *d, x,
+                      live, y);
 }
 
 extern "C" sop_status sop_softmax_wide_sm80(const sop_call *call)

@@ -372,7 +372,7 @@ SOP_DEV void layer_prefetch_kv(const decode_args &p, const decode_shared<HEAD> &
     decode_segment s;
     if (u0 >= u1) return;
     s.token = sh.start_token;
-    decode_segment_at(sh.prefix, heads, p.seg_cost, u0, u1, &s);
+    decode_segment_at(sh, heads, p.seg_cost, u0, u1, &s);
     const int u = s.begin + warp, lo = sh.lo_of[s.token];
     if (u >= s.end) return;
     const int key = (lo / DECODE_UNIT + u - s.first) * DECODE_UNIT;

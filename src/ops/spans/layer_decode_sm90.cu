@@ -52,6 +52,7 @@ extern "C" const char *sop_layer_decode_refuse(const void *desc)
     const char *why = sop_attention_decode_refuse(core);
     if (why) return why;
     if (core->alibi) return "alibi is not taken by the layer's kernel";
+    if (core->page % DECODE_UNIT) return "pages are no multiple of 16 tokens";
     if (k != 64 && k != 128) return "heads are neither of 64 nor of 128";
     if (core->q_dtype != type || core->kv_dtype != type) return "the cache has another type";
     if (core->heads > DECODE_GROUP * core->kv_heads) return "over 8 query heads a KV head";

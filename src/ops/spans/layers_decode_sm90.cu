@@ -9,39 +9,39 @@ extern "C" {
 #include "ops/attention/decode_cuda.cuh"
 #include "ops/spans/layers_decode.cuh"
 
-enum { HEAD = 64 };
-enum { CLUSTERS = 2, RING, RING_HEADS, KV_RING }; /* words of the split, after those of attention */
+typedef layers_model<64, 896, 2, 7, 4864, SOP_ACT_SILU, 5, 512> model; /* Qwen2-0.5B */
+
+enum { WINDOW = 3, WINDOW_HEADS = 4 }; /* slots on their way */
+enum { PAUSE = 1800 };                 /* clocks, see layers_posted */
 
 /* Keys of all tokens of a step together, from where on more multiprocessors than those of the heads'
  * clusters should read them. */
-enum { MOST_KEYS = 2048 }; /* 18 us a layer at 512 of them, 34 at 4,096 */
+enum { MOST_KEYS = 8192 };
 
 extern "C" const char *sop_layers_decode_refuse(const void *desc)
 {
     const void *const *of = (const void *const *)desc;
     const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
-    const int64_t d = ((const sop_rmsnorm_desc *)of[NORM1])->dim, tokens = core->tokens;
     const char *why = sop_layer_decode_refuse(desc);
     if (why) return why;
-    if (core->k != HEAD) return "heads are not of 64";
-    if (core->sinks) return "sinks are not taken by the layers' kernel";
-    if (d % (4 * LAYERS_CLUSTER)) return "the residual is no multiple of 64";
-    if (tokens > 2) return "over two tokens, where the layer's own kernel is faster";
-    if (d > (tokens > 2 ? layers_normer<4>::KEPT * layers_normer<4>::STEP
-                        : layers_normer<1>::KEPT * layers_normer<1>::STEP))
-        return "the residual is too wide for so many tokens";
-    if (tokens * core->table_stride * core->page > MOST_KEYS)
+    if (((const sop_rmsnorm_desc *)of[NORM1])->dim != model::D || core->k != model::HEAD ||
+        core->kv_heads != model::KV_HEADS || core->heads != model::KV_HEADS * model::GROUP ||
+        ((const sop_gated_desc *)of[GATED])->dim != model::CHANNELS ||
+        ((const sop_gated_desc *)of[GATED])->act != model::ACT)
+        return "it is compiled for the shape of Qwen2-0.5B alone";
+    if (core->sinks || core->cap > 0) return "sinks and caps are not taken by the layers' kernel";
+    if (core->tokens > LAYERS_TOKENS)
+        return "over two tokens, where the layer's own kernel is faster";
+    if (core->tokens * core->max_kv > MOST_KEYS)
         return "sequences may be longer than the clusters of their heads should read";
     return NULL;
 }
 
 typedef void kernel(layers_args);
-typedef layers_known<896, 7, 4864, 5> qwen2_half_b;
 
 template <typename T> static kernel *kernel_of(int64_t tokens)
 {
-    return tokens <= 1 ? sop_layers_decode_sm90<T, HEAD, 1, qwen2_half_b>
-                       : sop_layers_decode_sm90<T, HEAD, 2, qwen2_half_b>;
+    return tokens <= 1 ? sop_layers_decode_sm90<T, model, 1> : sop_layers_decode_sm90<T, model, 2>;
 }
 
 static kernel *kernel_of(int32_t type, int64_t tokens)
@@ -79,70 +79,23 @@ static int clusters_of(void)
     return least;
 }
 
-template <int TOKENS>
-static int bytes(bool heads, int ring, int kv_ring, int d, int group, int slice)
-{
-    return heads ? layers_map_of<HEAD, TOKENS, true>(LAYERS_MOST, ring, kv_ring, d, group, 0).bytes
-                 : layers_map_of<HEAD, TOKENS, false>(LAYERS_MOST, ring, 0, d, group, slice).bytes;
-}
-
-static int per(int64_t n, int64_t each)
-{
-    return (int)((n + each - 1) / each);
-}
-
-/* Slots of the ring for rows of k, `each` of them a tile. */
-template <bool HEADS> static int slots(int64_t rows, int each, int64_t k)
-{
-    return per(rows, each) * per(k, layers_slot<HEADS>::PIECE);
-}
-
 extern "C" sop_status sop_layers_decode_plan(const void *desc, const int32_t *params,
                                              const sop_facts *facts, size_t budget,
                                              sop_split *split)
 {
     const void *const *of = (const void *const *)desc;
     const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
-    const int d = (int)((const sop_rmsnorm_desc *)of[NORM1])->dim, tokens = (int)core->tokens;
-    const int channels = (int)((const sop_gated_desc *)of[GATED])->dim;
-    const int group = (int)(core->heads / core->kv_heads), heads = (int)core->kv_heads;
     static int at_once; /* the same whoever asks, and for every kernel */
     int *clusters = &at_once;
     SOP_TRY(sop_attention_decode_plan(core, params, facts, budget, split));
     split->scratch_bytes = 0;
     if (!*clusters) *clusters = clusters_of();
-    const int others = *clusters - heads;
-    if (others < 1)
-        return sop_fail(SOP_E_UNSUPPORTED, "%d clusters of %d run at once, there are %d KV heads",
-                        *clusters, LAYERS_CLUSTER, heads);
-    if (d != 896 || group != 7 || channels != 4864 || others != 5)
-        return sop_fail(SOP_E_UNSUPPORTED, "it is compiled for the shape of Qwen2-0.5B alone");
-    const int slice = per(channels / 32, others) * 32, rows = (group + 2) * HEAD / LAYERS_CLUSTER;
-    const int gate = slots<false>(slice / LAYERS_CLUSTER, 8, d),
-              down = slots<false>(d / LAYERS_CLUSTER, 16, slice);
-    const int qkv = slots<true>(rows, 16, d),
-              output = slots<true>(d / LAYERS_CLUSTER, 16, group * HEAD);
-    const auto size = tokens <= 1 ? bytes<1> : tokens <= 2 ? bytes<2> : bytes<4>;
-    const int least = LAYERS_WINDOW + 1, own = qkv + output;
-    int ring[2] = {LAYERS_SLOTS, own < least ? least : own < LAYERS_SLOTS ? own : LAYERS_SLOTS};
-    int kv_ring = LAYERS_KV_SLOTS;
-    while (ring[0] > least && size(false, ring[0], 0, d, group, slice) > LAYERS_SHARED) ring[0]--;
-    while (ring[1] > least && size(true, ring[1], 4, d, group, 0) > LAYERS_SHARED) ring[1]--;
-    while (kv_ring > 4 && size(true, ring[1], kv_ring, d, group, 0) > LAYERS_SHARED) kv_ring--;
-    /* where most of a layer is not there before it is needed, all CTAs do better on every product */
-    if (gate > LAYERS_PARTS || down > LAYERS_PARTS || 2 * (gate + down) > 5 * ring[0] ||
-        3 * own > 4 * ring[1] || rows > 128 ||
-        size(false, ring[0], 0, d, group, slice) > LAYERS_SHARED ||
-        size(true, ring[1], kv_ring, d, group, 0) > LAYERS_SHARED)
-        return sop_fail(SOP_E_UNSUPPORTED,
-                        "a layer is too large for the shared memory of clusters");
-    if ((size_t)*clusters * tokens * d * 8 > SOP_CUDA_COUNTERS * sizeof(int))
-        return sop_fail(SOP_E_UNSUPPORTED, "%d partial sums of %d tokens are too many", *clusters,
-                        tokens);
-    split->word[CLUSTERS] = *clusters;
-    split->word[RING] = ring[0];
-    split->word[RING_HEADS] = ring[1];
-    split->word[KV_RING] = kv_ring;
+    if (*clusters < model::CLUSTERS)
+        return sop_fail(SOP_E_UNSUPPORTED, "%d clusters of %d run at once, there must be %d",
+                        *clusters, LAYERS_CLUSTER, model::CLUSTERS);
+    static_assert((model::KV_HEADS + model::CLUSTERS) * LAYERS_TOKENS * model::D * 8 <=
+                      SOP_CUDA_COUNTERS * sizeof(int),
+                  "the words of mail");
     return SOP_OK;
 }
 
@@ -208,12 +161,39 @@ static sop_status add(layers_args *p, const void *const *of, const sop_operand *
     return SOP_OK;
 }
 
+/* A launch whose CTAs run all at once or not at all, since they wait for each other: whatever else the card
+ * has to do, by other streams or of a higher priority, none waits for one that has no place. */
+static sop_status launch_together(kernel *k, const sop_call *call, const layers_args &p)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attrs[3];
+    int n = 0;
+    attrs[n].id = cudaLaunchAttributeCooperative;
+    attrs[n++].val.cooperative = 1;
+    attrs[n].id = cudaLaunchAttributeClusterDimension;
+    attrs[n].val.clusterDim.x = LAYERS_CLUSTER;
+    attrs[n].val.clusterDim.y = attrs[n].val.clusterDim.z = 1;
+    n++;
+    if (sop_cuda_early(call)) {
+        attrs[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attrs[n++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = model::CLUSTERS * LAYERS_CLUSTER;
+    config.blockDim = LAYERS_ALL;
+    config.dynamicSmemBytes = LAYERS_SHARED;
+    config.stream = sop_stream(call);
+    config.attrs = attrs;
+    config.numAttrs = (unsigned)n;
+    (void)cudaLaunchKernelEx(&config, k, p);
+    const cudaError_t e = cudaGetLastError();
+    return e == cudaSuccess ? SOP_OK : sop_cuda_fail((int)e);
+}
+
 static sop_status launch(const sop_call *call, const void *const *of, const sop_operand *a,
                          layers_args *p)
 {
     const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
     const int norms[2] = {NORM1, NORM2};
-    const int64_t *word = call->split->word;
     sop_call inner = *call; /* the attention core's part of it */
     inner.desc = core;
     inner.args = a + AT_CORE;
@@ -236,17 +216,10 @@ static sop_status launch(const sop_call *call, const void *const *of, const sop_
         p->offset[i] = ((const sop_rmsnorm_desc *)of[norms[i]])->offset;
     }
     p->tokens = (int)core->tokens;
-    p->d = (int)((const sop_rmsnorm_desc *)of[NORM1])->dim;
-    p->channels = (int)((const sop_gated_desc *)of[GATED])->dim;
-    p->kv_heads = (int)core->kv_heads;
-    p->act = ((const sop_gated_desc *)of[GATED])->act;
-    p->ring[0] = (int)word[RING];
-    p->ring[1] = (int)word[RING_HEADS];
-    p->kv_ring = (int)word[KV_RING];
-    p->window = LAYERS_WINDOW;
-    const unsigned grid = (unsigned)word[CLUSTERS] * LAYERS_CLUSTER;
-    return sop_launch_cluster(kernel_of(core->kv_dtype, core->tokens), grid, LAYERS_ALL,
-                              LAYERS_SHARED, LAYERS_CLUSTER, call, *p);
+    p->pause = PAUSE;
+    p->window[0] = WINDOW;
+    p->window[1] = WINDOW_HEADS;
+    return launch_together(kernel_of(core->kv_dtype, core->tokens), call, *p);
 }
 
 extern "C" sop_status sop_layers_decode_sm90(const sop_call *call)
