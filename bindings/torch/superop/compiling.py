@@ -18,6 +18,8 @@ import operator
 import torch
 import torch.nn.functional as F
 
+from .hf import room_for_pages
+
 ops = torch.ops.superop
 log = logging.getLogger("superop")
 _SDPA = F.scaled_dot_product_attention
@@ -79,14 +81,10 @@ def _spread(x):
 
 
 def _pages(x, paged):
-    """x [b, g, m, d] as pages [b, m, g, d]; with room for a multiple of 128 keys, as the rows of a card
-    want them, where paged says so: by a gather that repeats the last key, for a pad or a slice would ask
-    whether there is anything to pad, and be compiled twice."""
+    """x [b, g, m, d] as pages [b, m, g, d]; with room for whole ones, as the rows of a card want them, where
+    paged says so."""
     x = x.transpose(1, 2)
-    if not paged:
-        return _spread(x)
-    m = x.shape[1]
-    return x.index_select(1, torch.arange((m + 127) // 128 * 128, device=x.device).clamp_(max=m - 1))
+    return room_for_pages(x, 1) if paged else _spread(x)
 
 
 def _attention(q, k, v, mask, index, scale, causal, paged, dense):

@@ -207,9 +207,18 @@ def index_of(b, n, m, device):
     return _small(_table, device, b), _small(_starts, device, b, n), _small(_full, device, b, m)
 
 
+def room_for_pages(x, dim):
+    """x with room for a multiple of 128 along dim, in a graph: by a gather that repeats the last, for a pad
+    or a slice would ask whether there is anything to pad, and be compiled twice."""
+    m = x.shape[dim]
+    return x.index_select(dim, torch.arange((m + 127) // 128 * 128, device=x.device).clamp_(max=m - 1))
+
+
 def whole_pages(k, v):
     """Keys and values [b, g, m, d] that end with a page, as the rows of a card want them: by a copy where
     m is no multiple of one."""
+    if k.is_cuda and torch.compiler.is_compiling():
+        return room_for_pages(k, 2), room_for_pages(v, 2)
     rest = -k.shape[2] % 128
     if not k.is_cuda or rest == 0:
         return k, v

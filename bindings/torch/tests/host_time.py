@@ -1,7 +1,8 @@
 """Host time of one call, beside PyTorch's own: python host_time.py [BLOCKS]
 
 Medians over blocks of calls, in turns; a call on a card is what the host does until it may go on, so the
-queue is emptied between the blocks. `launch` is a kernel that does nothing, the least a call can take."""
+queue is emptied between the blocks. `launch` is a kernel that does nothing, the least a call can take;
+`torch.ops.aten.add` is an operator of PyTorch's own on the same way through Python."""
 
 import statistics
 import sys
@@ -46,6 +47,7 @@ def main():
             "F.gelu(x + b)": lambda: F.gelu(x + plain, approximate="tanh"),
             "superop.attention": lambda op=ops.attention.default: op(q, kv, kv, table, start, lens),
             "x + x": lambda: x + x,
+            "torch.ops.aten.add": lambda op=torch.ops.aten.add.Tensor: op(x, x),
         }
         if device == "cuda":
             calls["launch"] = lambda: torch.cuda._sleep(0)
