@@ -201,7 +201,7 @@ static void tensors_that_are_there_are_a_model_as_their_file_is(void)
         sop_file *f = NULL;
         sop_config c;
         float **floats;
-        int32_t a, b, places[N];
+        int32_t a = 0, b = 0, places[N];
         int64_t n;
         (void)snprintf(path, sizeof path, SOP_TEST_DATA "/tiny/%s/hf/config.json", of[k]);
         FILE *text = fopen(path, "re");
