@@ -162,11 +162,11 @@ static void planning_costs_what_the_design_says(void)
     sop_model *m;
     sop_super *s = super_of("qwen2/model.gguf", NULL, &limits, &rt, &m);
     const struct plan_costs costs = plan_costs_of(s, 2);
+    CHECK(costs.miss < 30);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    CHECK(costs.decode > 0);
-    SKIP("what planning costs", "a sanitizer is in the times");
+    SKIP("what a look at 64 sequences costs", "a sanitizer is in the time");
 #else
-    CHECK(costs.decode < 3 && costs.ragged < 30 && costs.miss < 30);
+    CHECK(costs.decode < 3 && costs.ragged < 30);
 #endif
     sop_super_destroy(s);
     sop_model_close(m);
