@@ -512,6 +512,12 @@ static const char *const cases[] = {
     "window=64 page=16", /* gemma2 */
     "tokens=193 max_kv=193 heads=2 kv_heads=1 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=8",
     "tokens=577 seqs=3 max_kv=450 heads=2 k=96 q=bf16 kv=bf16 o=bf16 causal=1 window=130 page=24",
+    /* pages that cut a tile into parts of several sizes; maxima that keep rising */
+    "tokens=300 seqs=2 max_kv=700 heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=56 scale=1",
+    "tokens=150 max_kv=900 heads=2 k=64 q=f16 kv=f16 o=f16 causal=1 page=40 scale=1 window=500",
+    "tokens=200 seqs=2 max_kv=500 heads=2 kv_heads=1 k=256 q=bf16 kv=bf16 o=bf16 causal=1 scale=1",
+    "tokens=190 max_kv=700 heads=1 k=192 q=bf16 kv=bf16 o=bf16 causal=1 page=120",
+    "tokens=290 max_kv=650 heads=2 k=160 q=f16 kv=f16 o=f16 page=128 scale=1",
     "tokens=513 max_kv=513 heads=1 k=256 q=f16 kv=f16 o=f16 causal=1 page=520 q_head=264 o_head=264",
     "tokens=150 seqs=2 max_kv=290 heads=4 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 mask_heads=2 "
     "mask=u8",
