@@ -16,6 +16,8 @@ PATH=$(dirname "$dump"):$PATH # it calls nvdisasm
 purpose='
 (prefill|skinny|stream|gemm)_sm90$   HGMMA     products by warpgroups
 (prefill|skinny|stream|gemm)_sm90$   UTMALDG   loads by TMA
+planes_sm90$                  IGMMA     products of integers by warpgroups
+planes_sm90$                  UTMALDG   loads by TMA
 layer_decode_sm90$            HMMA      products by warps
 layer_decode_sm90$            LDGSTS[A-Z0-9.]*\.128   weights in 16 bytes
 _wide$   (LDG|STG)\.E[A-Z0-9.]*\.128   16 bytes at a time, on the wider side

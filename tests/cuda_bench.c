@@ -35,6 +35,7 @@ struct line {
 #define F8 " q=bf16 kv=f8 o=bf16 causal=1"
 #define SKINNY "linear", "linear_skinny_sm90", "linear_cuda"
 #define LONG "linear", "linear_stream_sm90", "linear_cuda"
+#define PLANES "linear", "linear_planes_sm90", "linear_cuda"
 #define STREAM "linear", "linear_stream_quant_sm90", "linear_cuda"
 #define QUANT "linear", "linear_skinny_quant_sm80", "linear_cuda"
 #define WIDE "n=8192 k=28672 x=bf16 y=bf16 "
@@ -88,9 +89,9 @@ static const struct line lines[] = {
     {SKINNY, "n=896 n1=128 n2=128 k=896 w=bf16 w1=bf16 w2=bf16 m=1 bias=7", 0},
     {SKINNY, "n=896 k=4864 w=bf16 m=1", 0},
     {SKINNY, "n=151936 k=896 w=bf16 m=1", 0},
-    {STREAM, WIDE "w=i4_128 m=1", 0},
-    {STREAM, WIDE "w=i4_128 m=8", 0},
-    {STREAM, WIDE "w=i4_128 m=16", 0},
+    {PLANES, WIDE "w=i4_128 m=1", 0},
+    {PLANES, WIDE "w=i4_128 m=8", 0},
+    {PLANES, WIDE "w=i4_128 m=16", 0},
     {STREAM, WIDE "w=i4_128 m=32", 0},
     {STREAM, WIDE "w=i4_128 m=64", 0},
     {STREAM, WIDE "w=f8_128 m=1", 0},
@@ -109,7 +110,7 @@ static const struct line lines[] = {
     {QUANT, WIDE "w=q8_0 m=16", 0},
     {QUANT, WIDE "w=q4_k m=1", 0},
     {QUANT, WIDE "w=q4_k m=16", 0},
-    {STREAM, "n=3584 n1=512 n2=512 k=3584 w=i4_128 w1=i4_128 w2=i4_128 x=bf16 y=bf16 m=1", 0},
+    {PLANES, "n=3584 n1=512 n2=512 k=3584 w=i4_128 w1=i4_128 w2=i4_128 x=bf16 y=bf16 m=1", 0},
     {QUANT, "n=3584 n1=512 n2=512 k=3584 w=q4_k w1=q4_k w2=q4_k m=1", 0},
     {QUANT, "n=18944 n1=18944 k=3584 w=q4_k w1=q4_k m=1", 0},
     {QUANT, "n=896 k=4864 w=q8_0 m=1", 0},
