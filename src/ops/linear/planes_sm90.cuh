@@ -234,21 +234,23 @@ static __global__ __maxnreg__(120) void sop_planes_sm90(const __grid_constant__ 
         }
     };
     int x_block = 0, x_to_fill = rounds * k_units * PLANES_BLOCKS / S::XB;
-    const bool loads_x = tid == 0 && rg == 0;
-    auto load_x = [&](int stage) {
+    auto load_x = [&](int stage, bool me) {
         const int64_t block = k0 * PLANES_BLOCKS + x_block;
         const uint32_t bytes = S::XB > 1 ? S::X_STAGE : 256 * p.tokens, bar = x_full + 8 * stage;
-        mbar_expect_tx(bar, bytes + S::X_STEPS);
-        planes_copy(x_at + stage * S::X_STAGE, p.planes + block * S::TILE, bytes, bar);
-        planes_copy(info_at + stage * S::X_STEPS, p.steps + block * S::COLUMNS, S::X_STEPS, bar);
+        if (me) {
+            mbar_expect_tx(bar, bytes + S::X_STEPS);
+            planes_copy(x_at + stage * S::X_STAGE, p.planes + block * S::TILE, bytes, bar);
+            planes_copy(info_at + stage * S::X_STEPS, p.steps + block * S::COLUMNS, S::X_STEPS,
+                        bar);
+        }
         x_block += S::XB;
         if (x_block == k_units * PLANES_BLOCKS) x_block = 0;
         x_to_fill--;
     };
     for (int i = 0; i < S::DEPTH; i++) fill();
     grid_wait();
-    if (loads_x)
-        for (int i = 0; i < p.x_depth && x_to_fill > 0; i++) load_x(i);
+    /* not behind what the first warp has asked for */
+    for (int i = 0; i < p.x_depth && x_to_fill > 0; i++) load_x(i, tid == 32 && rg == 0);
     const int tokens = (int)sop_live_rows(p.live, p.tokens);
     if (S::CL > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 
@@ -274,9 +276,9 @@ static __global__ __maxnreg__(120) void sop_planes_sm90(const __grid_constant__ 
             if (b % S::XB != S::XB - 1) return;
             __syncwarp();
             if (lane == 0) mbar_arrive(x_empty + 8 * x_stage);
-            if (loads_x && x_to_fill > 0) {
+            if (tid == 0 && rg == 0 && x_to_fill > 0) {
                 mbar_wait(x_empty + 8 * x_stage, x_phase);
-                load_x(x_stage);
+                load_x(x_stage, true);
             }
             if (++x_stage == p.x_depth) x_stage = 0, x_phase ^= 1;
         };

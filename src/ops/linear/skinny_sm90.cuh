@@ -100,32 +100,29 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
 
     skinny_walk w = {0, 0, 0, 0, 0, 0, 0};
     skinny_tile(&w, p, n_tiles, blockIdx.x);
+    const int rank = CL == 1 ? 0 : blockIdx.x % CL, total = n_rounds * nk;
+    const int ahead = min(total, p.stages);
+    auto load_x = [&](const skinny_walk &v) {
+        const uint32_t to = base + v.stage * stage + BLOCKS * block, bar = full + 8 * v.stage;
+        for (int h = 0; h < BLOCKS; h++) {
+            const uint32_t at = to + (h * COLUMNS + rank * SHARE) * 128;
+            if (CL == 1)
+                tma_load_2d(at, &maps.x, (v.kb * BLOCKS + h) * 64, 0, bar);
+            else
+                tma_load_2d_multicast(at, &maps.x, (v.kb * BLOCKS + h) * 64, rank * SHARE, bar,
+                                      (1 << CL) - 1);
+        }
+    };
     if (tid == 128) {
-        const int rank = CL == 1 ? 0 : blockIdx.x % CL, total = n_rounds * nk;
-        const int ahead = min(total, p.stages);
         auto load_w = [&](const skinny_walk &v) {
             const uint32_t to = base + v.stage * stage, bar = full + 8 * v.stage;
             mbar_expect_tx(bar, BLOCKS * 128 * (p.rows + COLUMNS));
             for (int h = 0; h < BLOCKS; h++)
                 tma_load_2d(to + h * block, &maps.w[v.j], (v.kb * BLOCKS + h) * 64, v.row, bar);
         };
-        auto load_x = [&](const skinny_walk &v) {
-            const uint32_t to = base + v.stage * stage + BLOCKS * block, bar = full + 8 * v.stage;
-            for (int h = 0; h < BLOCKS; h++) {
-                const uint32_t at = to + (h * COLUMNS + rank * SHARE) * 128;
-                if (CL == 1)
-                    tma_load_2d(at, &maps.x, (v.kb * BLOCKS + h) * 64, 0, bar);
-                else
-                    tma_load_2d_multicast(at, &maps.x, (v.kb * BLOCKS + h) * 64, rank * SHARE, bar,
-                                          (1 << CL) - 1);
-            }
-        };
-        skinny_walk x = w;
         if (total - ahead < p.late) grid_go();
         for (int i = 0; i < ahead; i++, skinny_next(&w, p, n_tiles, nk)) load_w(w);
-        asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.x) : "memory");
         grid_wait();
-        for (int i = 0; i < ahead; i++, skinny_next(&x, p, n_tiles, nk)) load_x(x);
         for (int i = ahead; i < total; i++, skinny_next(&w, p, n_tiles, nk)) {
             mbar_wait(empty + 8 * w.stage, w.phase ^ 1);
             if (total - i == p.late) grid_go();
@@ -136,7 +133,12 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
         const int warp = tid / 32, lane = tid % 32;
         float *result = (float *)(smem_raw + (result_at - smem_addr(smem_raw))); /* [column][68] */
         float d[COLUMNS / 2];
+        if (tid == 0) asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.x) : "memory");
         grid_wait();
+        if (tid == 0) { /* not behind what the loading warp has asked for */
+            skinny_walk x = w;
+            for (int i = 0; i < ahead; i++, skinny_next(&x, p, n_tiles, nk)) load_x(x);
+        }
         const int tokens = (int)sop_live_rows(p.live, p.tokens);
         auto release = [&](int s) {
             if (CL == 1) {

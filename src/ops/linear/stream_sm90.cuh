@@ -401,8 +401,8 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
         to_fill--;
         stream_next<S>(&next, p, nk, n_tiles, S::DEPTH);
     };
-    auto load_x = [&](int stage) {
-        stream_load_x<S>(maps, p, x_at + stage * S::X_STAGE, x_full + 8 * stage, x_column);
+    auto load_x = [&](int stage, bool me) {
+        if (me) stream_load_x<S>(maps, p, x_at + stage * S::X_STAGE, x_full + 8 * stage, x_column);
         x_column += S::X_K;
         if (x_column >= nk * S::K) x_column = 0;
         x_to_fill--;
@@ -412,12 +412,12 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
         if (threadIdx.x != 0 || !any || x_to_fill <= 0) return;
         const int stage = x_stage ? x_stage - 1 : S::X_DEPTH - 1;
         mbar_wait(x_empty + 8 * stage, x_stage ? x_phase : x_phase ^ 1);
-        load_x(stage);
+        load_x(stage, true);
     };
     for (int i = 0; i < S::DEPTH; i++) fill();
     grid_wait();
-    if (threadIdx.x == 0)
-        for (int i = 0; i < S::X_DEPTH && x_to_fill > 0; i++) load_x(i);
+    /* not behind what the first warp has asked for */
+    for (int i = 0; i < S::X_DEPTH && x_to_fill > 0; i++) load_x(i, threadIdx.x == 32);
     const int tokens = (int)sop_live_rows(p.live, p.tokens);
     float acc[SUMS] = {};
     uint32_t before_part = 0; /* of the threads 0 and 32, for each slot */
