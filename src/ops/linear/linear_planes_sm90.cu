@@ -7,9 +7,9 @@ enum { PLANES_TOKENS = 16, ROWS = 0, GRID, FEW }; /* words of a plan */
  * share k; from 5 tokens on half as much of x comes to each. */
 template <int C, typename F> static sop_status with_rows(bool few, F what)
 {
-    enum { RG = C == 4 ? 1 : 2, DEPTH = C == 4 ? 3 : 2 };
-    if (few) return what(planes_shape<C, 1, 2, DEPTH>());
-    return what(planes_shape<C, RG, RG, DEPTH>());
+    enum { RG = C == 4 ? 1 : 2 };
+    if (few) return what(planes_shape<C, 1, 2>());
+    return what(planes_shape<C, RG, RG>());
 }
 template <typename F> static sop_status with_shape(const sop_linear_desc *d, bool few, F what)
 {

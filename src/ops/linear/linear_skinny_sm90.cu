@@ -98,7 +98,6 @@ template <typename T> static sop_status run(const sop_call *call)
     a.k = (int32_t)d->k;
     a.rows = (int32_t)call->split->word[ROWS];
     a.stages = (int32_t)call->split->word[STAGES];
-    a.late = a.stages > 3 ? a.stages - 2 : 1;
     for (int j = 0; j < 3; j++) {
         a.n[j] = (int32_t)d->n[j];
         a.bias[j] = sop_linear_bias(call, j);

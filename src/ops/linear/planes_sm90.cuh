@@ -33,13 +33,14 @@ struct planes_args {
 /* Threads; blocks of a stage of w; steps of a block's largest x. */
 enum { PLANES_THREADS = 512, PLANES_BLOCKS = 4, PLANES_MOST = 127 * 256 + 127 };
 
-/* Columns of x, tiles of a CTA, CTAs of a cluster, which share these tiles, stages of w. */
-template <int COLUMNS_, int RG_, int CL_, int DEPTH_> struct planes_shape {
+/* Columns of x, tiles of a CTA, CTAs of a cluster, which share these tiles. */
+template <int COLUMNS_, int RG_, int CL_> struct planes_shape {
     enum {
         COLUMNS = COLUMNS_,
         RG = RG_,
         CL = CL_,
-        DEPTH = DEPTH_,
+        DEPTH =
+            2, /* stages of w: with three there is no room for x, which then is what all wait for */
         KW = 4 / RG,                /* parts of k in a CTA */
         PARTS = KW * CL,            /* of k */
         PITCH = 17 * PLANES_BLOCKS, /* words of a row of a stage of w */

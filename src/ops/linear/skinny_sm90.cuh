@@ -8,9 +8,9 @@
  * rows that nobody reads. From 32 columns on x weighs too: the CTAs of a cluster of 2 load a half each, for
  * both. Clusters of 4 would leave pairs of multiprocessors idle, and a CTA more for the others.
  *
- * Weights are nobody's result: the ring fills with them while the kernel before still runs. That takes
- * bandwidth from the last weights of the one before, for which the rest of it waits: so the next kernel may
- * begin when all but the last loads of this one have been asked for. It takes 2 us to come. x in f32
+ * Weights are nobody's result: the ring fills with them while the kernel before still runs. Where that one
+ * is short it takes bandwidth from all of its weights: then the next kernel may begin when nearly all of
+ * them have been asked for, which is 2 us before it does. x in f32
  * comes as three planes of bf16 that sum to it, [3 tokens, k]: the products are those of f32, for three
  * times as many columns. The loops count instead of dividing: a stage has 400 ns. */
 #ifndef OPS_LINEAR_SKINNY_SM90_CUH
@@ -31,8 +31,7 @@ struct skinny_args {
     void *y;
     int64_t y_stride;
     int32_t y_dtype, tokens, planes, k, n[3];
-    int32_t rows, stages,
-        late; /* of a tile; of the ring; loads left when the next kernel may begin */
+    int32_t rows, stages; /* of a tile; of the ring */
 };
 
 /* Bytes of a stage: blocks of 64 k of the tile's rows, as many of x; every block whole atoms of 8 rows. */
@@ -120,12 +119,13 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
             for (int h = 0; h < BLOCKS; h++)
                 tma_load_2d(to + h * block, &maps.w[v.j], (v.kb * BLOCKS + h) * 64, v.row, bar);
         };
-        if (total - ahead < p.late) grid_go();
+        const int late = total > 4 * p.stages ? total : max(p.stages - 3, 1); /* loads left */
+        if (total - ahead < late) grid_go();
         for (int i = 0; i < ahead; i++, skinny_next(&w, p, n_tiles, nk)) load_w(w);
         grid_wait();
         for (int i = ahead; i < total; i++, skinny_next(&w, p, n_tiles, nk)) {
             mbar_wait(empty + 8 * w.stage, w.phase ^ 1);
-            if (total - i == p.late) grid_go();
+            if (total - i == late) grid_go();
             load_w(w);
             load_x(w);
         }
