@@ -8,8 +8,9 @@
  * A block of x is a row of 128 bytes for each token's high and low part, swizzled as products want them.
  *
  * A CTA has RG tiles of up to 64 rows, as many rows as make the tiles a whole number for each
- * multiprocessor. Its four warpgroups have parts of k, each its own, and so have the CTAs of a cluster;
- * their sums meet in shared memory. */
+ * multiprocessor. Parts of k of a tile are shared by 4 / RG warpgroups of each CTA of a cluster, each with
+ * its own ring of weights. They put their sums where their last weights lay and add a share each, in the
+ * order of k. */
 #ifndef OPS_LINEAR_PLANES_SM90_CUH
 #define OPS_LINEAR_PLANES_SM90_CUH
 
@@ -39,9 +40,8 @@ template <int COLUMNS_, int RG_, int CL_> struct planes_shape {
         COLUMNS = COLUMNS_,
         RG = RG_,
         CL = CL_,
-        DEPTH =
-            2, /* stages of w: with three there is no room for x, which then is what all wait for */
-        KW = 4 / RG,                /* parts of k in a CTA */
+        DEPTH = 2,   /* stages of w: beside three there is little room for x, and all wait for it */
+        KW = 4 / RG, /* parts of k in a CTA */
         PARTS = KW * CL,            /* of k */
         PITCH = 17 * PLANES_BLOCKS, /* words of a row of a stage of w */
         XB = COLUMNS == 4 ? 2 : 1,  /* blocks of a stage of x */
@@ -165,7 +165,7 @@ SOP_DEV void planes_take(uint32_t bar, uint32_t parity)
         "r"(parity)
         : "memory");
 }
-/* Masks are done by here. */
+/* Masks are done by here: while the product before is on its way, or after it where registers are few. */
 SOP_DEV void planes_pin(uint32_t (&a)[4][4])
 {
 #pragma unroll
@@ -361,7 +361,7 @@ static __global__ __maxnreg__(120) void sop_planes_sm90(const __grid_constant__ 
         __syncwarp();
         if (lane < S::CL) planes_give(done, lane);
         /* nobody goes, nor is the place filled, before the others have read it */
-        if (tid == 0 || r == rounds - 1) planes_take(done, r & 1);
+        planes_take(done, r & 1);
         fence_async();
         if (k_units > 0) fill();
     }
