@@ -3,7 +3,7 @@
  *
  * Each CTA takes tiles of up to 64 rows, as many rows as make the tiles a whole number for each
  * multiprocessor, and streams all of k through a ring of stages of 128 k, of 256 where there are few rows:
- * no sums meet across CTAs, so bits depend neither on the card's size nor on the batch. One warp loads by
+ * no sums meet across CTAs, so bits depend neither on the card's size nor on the batch. Two warps load by
  * TMA, one warpgroup multiplies. A tile of fewer than 64 rows is multiplied as 64: what is behind it makes
  * rows that nobody reads. From 32 columns on x weighs too: the CTAs of a cluster of 2 load a half each, for
  * both. Clusters of 4 would leave pairs of multiprocessors idle, and a CTA more for the others.
@@ -19,7 +19,7 @@
 #include "ops/cuda/hopper.cuh"
 #include "ops/linear/skinny.cuh"
 
-enum { SKINNY_THREADS = 160, SKINNY_MOST_STAGES = 24, SKINNY_COLUMNS = 128 };
+enum { SKINNY_THREADS = 192, SKINNY_MOST_STAGES = 24, SKINNY_COLUMNS = 128 };
 
 struct skinny_maps {
     CUtensorMap x, w[3];
@@ -129,16 +129,15 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
             load_w(w);
             load_x(w);
         }
+    } else if (tid == 160) { /* x's first stages, not behind weights that the other asks for */
+        asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.x) : "memory");
+        grid_wait();
+        for (int i = 0; i < ahead; i++, skinny_next(&w, p, n_tiles, nk)) load_x(w);
     } else if (tid < 128) {
         const int warp = tid / 32, lane = tid % 32;
         float *result = (float *)(smem_raw + (result_at - smem_addr(smem_raw))); /* [column][68] */
         float d[COLUMNS / 2];
-        if (tid == 0) asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.x) : "memory");
         grid_wait();
-        if (tid == 0) { /* not behind what the loading warp has asked for */
-            skinny_walk x = w;
-            for (int i = 0; i < ahead; i++, skinny_next(&x, p, n_tiles, nk)) load_x(x);
-        }
         const int tokens = (int)sop_live_rows(p.live, p.tokens);
         auto release = [&](int s) {
             if (CL == 1) {
