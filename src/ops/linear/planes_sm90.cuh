@@ -179,8 +179,8 @@ SOP_DEV float planes_load(uint32_t addr)
 }
 
 template <typename S>
-static __global__ __maxnreg__(120) void sop_planes_sm90(const __grid_constant__ planes_maps maps,
-                                                        const __grid_constant__ planes_args p)
+static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
+    const __grid_constant__ planes_maps maps, const __grid_constant__ planes_args p)
 {
     enum { SUMS = S::COLUMNS / 2 };
     extern __shared__ __align__(1024) uint8_t smem_raw[];
