@@ -39,6 +39,7 @@ sop_attention_grad_mma  200 two sums of heads of 128
 sop_attention_grad_wgmma 176 the same, with a window or a cap
 sop_column_sums         16  its outputs, taken by an index
 sop_matmul_any          16  its arguments, on 8.9
+sop_stream_sm90         8   with i8_128 and 16 or 32 columns: what is set up once
 '
 # Each op with a floor row has kernels of its name that are not hot.
 floors=$(ls src/ops/*/*_cuda.cu | sed 's,src/ops/\(.*\)/.*,sop_\1_,')
