@@ -1,5 +1,6 @@
 /* A cliff is a step that takes more than 1.25 times the median of the steps whose length is within 64 tokens
- * of its own. Each is timed up to three times, the least counts; what looks like a cliff is timed again. */
+ * of its own. Each is timed up to three times, the least counts; what looks like a cliff is timed again. Where
+ * all steps from some length on take longer, none of them is a cliff: the largest such rise is told beside. */
 #include "sweep.h"
 
 #include <stdlib.h>
@@ -8,7 +9,7 @@
 #include "base/clock.h"
 #include "loaded.h"
 
-enum { LONGEST = 4200, MOST_SEQS = 64, NEAR = 64 };
+enum { LONGEST = 4200, MOST_POINTS = 4200, MOST_SEQS = 64, NEAR = 64 };
 static const double cliff = 1.25, long_s = 2e-3;
 
 enum { PROMPTS, DECODE };
@@ -22,10 +23,11 @@ typedef struct point {
 
 typedef struct sweep {
     loaded m;
+    int32_t seqs; /* that are open */
     int32_t seq[MOST_SEQS], next[MOST_SEQS];
     sop_step_item items[MOST_SEQS];
-    int32_t *ids; /* [LONGEST] */
-    point points[LONGEST];
+    int32_t *ids; /* as many as the longest has */
+    point points[MOST_POINTS];
     int32_t n_points, steps, cliffs;
     double
         first_by; /* the most that a first run of a step took more than the best of the next two */
@@ -50,7 +52,7 @@ static sop_status time_once(sweep *w, int kind, int32_t batch, int32_t n, double
     const int32_t before = kind == PROMPTS ? 0 : n - 1;
     const int64_t length = sop_super_length(w->m.super, w->seq[0]);
     sop_status status = SOP_OK;
-    for (int32_t i = 0; i < MOST_SEQS && status == SOP_OK; i++) {
+    for (int32_t i = 0; i < w->seqs && status == SOP_OK; i++) {
         const int64_t there = sop_super_length(w->m.super, w->seq[i]);
         if (there > before || (there && i >= batch))
             status = sop_super_truncate(w->m.super, w->seq[i], i < batch ? before : 0);
@@ -90,16 +92,39 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Point i over the median of its neighbours and itself. */
-static double ratio_of(const sweep *w, int32_t i)
+/* The median of the steps at lengths from `from` to `to`, those at edges but for `self` left out; 0: none. */
+static double median_of(const sweep *w, int32_t from, int32_t to, int32_t self)
 {
     double near[2 * NEAR + 1];
     int32_t n = 0;
     for (int32_t k = 0; k < w->n_points && n < CLI_N(near); k++)
-        if (abs(w->points[k].n - w->points[i].n) <= NEAR && (k == i || !w->points[k].edge))
+        if (w->points[k].n >= from && w->points[k].n <= to && (k == self || !w->points[k].edge))
             near[n++] = w->points[k].s;
     qsort(near, (size_t)n, sizeof *near, by_value);
-    return w->points[i].s / ((near[(n - 1) / 2] + near[n / 2]) / 2);
+    return n ? (near[(n - 1) / 2] + near[n / 2]) / 2 : 0;
+}
+
+/* Point i over the median of its neighbours and itself. */
+static double ratio_of(const sweep *w, int32_t i)
+{
+    const int32_t n = w->points[i].n;
+    return w->points[i].s / median_of(w, n - NEAR, n + NEAR, i);
+}
+
+/* The most that the median of 64 lengths is over that of the 64 before them, and where they begin. */
+static double rise_of(const sweep *w, int32_t *at)
+{
+    double most = 0;
+    for (int32_t i = 0; i < w->n_points; i++) {
+        const int32_t n = w->points[i].n;
+        const double before = median_of(w, n - NEAR, n - 1, -1);
+        const double after = median_of(w, n, n + NEAR - 1, -1);
+        if (n - NEAR < w->points[0].n || n + NEAR - 1 > w->points[w->n_points - 1].n) continue;
+        if (before <= 0 || after <= most * before) continue;
+        most = after / before;
+        *at = n;
+    }
+    return most;
 }
 
 typedef struct names {
@@ -150,38 +175,43 @@ static void report(sweep *w, int kind, const char *what, int32_t batch, double w
 
 static bool is_edge(int32_t n)
 {
-    for (int32_t p = 1; p <= LONGEST; p *= 2)
+    for (int32_t p = 1; p <= 1 << 20; p *= 2)
         if (n >= p - 1 && n <= p + 1) return true;
     return false;
 }
 
-static sop_status lengths(sweep *w, int kind, int32_t batch, int64_t every)
+static sop_status lengths(sweep *w, int kind, int32_t batch, int32_t from, int32_t to,
+                          int64_t every)
 {
     double worst;
     int32_t at = 0;
     char what[32];
     w->n_points = 0;
-    for (int32_t n = 1; n <= LONGEST; n++) {
-        if (n % every && n != LONGEST && !is_edge(n)) continue;
+    for (int32_t n = from; n <= to; n++) {
+        if (n % every && n != to && !is_edge(n)) continue;
         point *p = &w->points[w->n_points++];
         const sop_status status = measure(w, kind, batch, n, p);
         p->edge = n % every != 0;
         if (status != SOP_OK) return status;
     }
-    const sop_status status = judge(w, kind, batch, 1, LONGEST, &worst, &at);
+    const sop_status status = judge(w, kind, batch, from, to, &worst, &at);
     (void)snprintf(what, sizeof what, "%d lengths", w->n_points);
-    if (status == SOP_OK) report(w, kind, what, batch, worst, at);
-    return status;
+    if (status != SOP_OK) return status;
+    report(w, kind, what, batch, worst, at);
+    const double rise =
+        kind == DECODE ? rise_of(w, &at) : 0; /* prompts take longer by themselves */
+    if (rise > 0) printf("    from n %d on %.2f times what it was before\n", at, rise);
+    return SOP_OK;
 }
 
-/* Every batch, at a length among some of its neighbours. */
+/* Every batch up to the last, at a length among some of its neighbours. */
 static sop_status batches(sweep *w, int kind, int32_t length, int64_t every)
 {
     static const int32_t off[] = {-64, -32, -16, -8, -4, -2, -1, 0, 1, 2, 4, 8, 16, 32, 64};
     double most = -1, worst;
     int32_t at = 0, most_batch = 0;
     point most_at = {0};
-    for (int32_t batch = 1; batch <= MOST_SEQS; batch++) {
+    for (int32_t batch = 1; batch <= w->seqs; batch++) {
         if (every > 1 && batch % 8 > 1) continue;
         w->n_points = 0;
         for (int i = 0; i < CLI_N(off); i++) {
@@ -198,42 +228,54 @@ static sop_status batches(sweep *w, int kind, int32_t length, int64_t every)
         most_batch = batch;
     }
     w->points[0] = most_at;
-    report(w, kind, every > 1 ? "some batches" : "batches of 1 to 64", most_batch, most, 0);
+    report(w, kind, every > 1 ? "some batches" : "every batch", most_batch, most, 0);
     return SOP_OK;
 }
 
-static sop_status all(sweep *w, int64_t every)
+static sop_status all(sweep *w, const sweep_range *r)
 {
-    static const int32_t at_batch[] = {1, 8, MOST_SEQS}, at_length[] = {1, 512, 4097};
+    static const int32_t at_length[] = {1, 512, 4097};
+    const int32_t at_batch[] = {r->batch ? r->batch : 1, 8, MOST_SEQS};
+    const int n_batches = r->batch ? 1 : CLI_N(at_batch);
+    const int32_t from = r->from ? r->from : 1, to = r->to ? r->to : LONGEST;
     sop_status s = sop_super_truncate(w->m.super, w->m.seq, 0);
     w->seq[0] = w->m.seq;
-    for (int32_t i = 1; i < MOST_SEQS && s == SOP_OK; i++)
-        s = sop_super_open(w->m.super, &w->seq[i]);
+    for (int32_t i = 1; i < w->seqs && s == SOP_OK; i++) s = sop_super_open(w->m.super, &w->seq[i]);
     for (int kind = PROMPTS; kind <= DECODE; kind++) {
-        for (int i = 0; i < CLI_N(at_batch) && s == SOP_OK; i++)
-            s = lengths(w, kind, at_batch[i], every);
-        for (int i = 0; i < CLI_N(at_length) && s == SOP_OK; i++)
-            s = batches(w, kind, at_length[i], every);
+        for (int i = 0; i < n_batches && from < to && s == SOP_OK; i++)
+            s = lengths(w, kind, at_batch[i], from, to, r->every);
+        for (int i = 0; i < CLI_N(at_length) && !r->to && !r->batch && s == SOP_OK; i++)
+            s = batches(w, kind, at_length[i], r->every);
+        if (from == to && s == SOP_OK) s = batches(w, kind, from, r->every);
     }
     return s;
 }
 
-int sweep_run(int64_t every)
+int sweep_run(const sweep_range *r)
 {
     sweep *w = calloc(1, sizeof *w);
-    const sop_limits limits = {
-        .ctx = LONGEST, .max_seqs = MOST_SEQS, .max_tokens = MOST_SEQS * LONGEST};
+    const int32_t seqs = r->batch ? r->batch : MOST_SEQS;
+    const int32_t longest = !r->to ? LONGEST : r->from == r->to ? r->to + NEAR : r->to;
+    const int64_t tokens = (int64_t)seqs * longest;
+    const sop_limits limits = {.ctx = longest, .max_seqs = seqs, .max_tokens = (int32_t)tokens};
     const double from = sop_now_s();
-    int code = w ? loaded_open(&w->m, &limits) : cli_fail(CLI_FAILED, "out of memory");
+    int code = CLI_OK;
+    if (tokens > INT32_MAX || r->to - r->from >= MOST_POINTS)
+        code = cli_fail(CLI_USAGE, "--lengths: %d of them up to %d in %d sequences are too many",
+                        r->to - r->from + 1, longest, seqs);
+    else if (!w)
+        code = cli_fail(CLI_FAILED, "out of memory");
+    if (!code) code = loaded_open(&w->m, &limits);
     if (code) {
         free(w);
         return code;
     }
-    w->ids = malloc((size_t)LONGEST * sizeof *w->ids);
+    w->seqs = seqs;
+    w->ids = malloc((size_t)longest * sizeof *w->ids);
     if (!w->ids) code = cli_fail(CLI_FAILED, "out of memory");
-    for (int32_t i = 0; i < LONGEST && !code; i++)
+    for (int32_t i = 0; i < longest && !code; i++)
         w->ids[i] = (int32_t)((int64_t)i * 7919 % w->m.facts.vocab);
-    const sop_status s = code ? SOP_OK : all(w, every);
+    const sop_status s = code ? SOP_OK : all(w, r);
     if (s != SOP_OK) code = cli_status(s);
     if (!code) {
         printf("%d steps in %.1f s: %d over %.2f times the median near them, worst %.2f\n",
