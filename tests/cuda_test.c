@@ -908,6 +908,38 @@ static void the_card_holds_what_was_predicted(void)
     }
 }
 
+/* Pools are reserved, graphs recorded and kernels loaded before the first step: nothing is taken after it. */
+static void steps_take_nothing_of_the_card(void)
+{
+    enum { SEQS = 8, LONGEST = 3000 };
+    static const int32_t lengths[] = {1, 700, 5, LONGEST, 17, 300, 64, 2049, 511, 130};
+    const sop_limits limits = {
+        .ctx = 8192, .max_seqs = SEQS, .max_tokens = SEQS * LONGEST, .max_outs = SEQS};
+    struct opened o;
+    size_t before, after, all;
+    static int32_t ids[LONGEST];
+    CHECK(open_path(&o, card, HEAD128, NULL, 0, NULL, &limits));
+    if (!o.super) return;
+    CHECK(card->ops->memory(card, &before, &all) == SOP_OK);
+    for (int32_t seqs = 1; seqs <= SEQS; seqs++)
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            int32_t seq[SEQS], next[SEQS];
+            sop_step_item items[SEQS];
+            for (int32_t s = 0; s < seqs; s++) {
+                CHECK(sop_super_open(o.super, &seq[s]) == SOP_OK);
+                items[s] = (sop_step_item){
+                    .seq = seq[s], .n_ids = lengths[i], .ids = ids, .want = SOP_WANT_LAST};
+            }
+            CHECK(sop_super_step(o.super, items, seqs, next, NULL) == SOP_OK);
+            CHECK(one_each(&o, seq, next, seqs, next, NULL));
+            close_all(&o, seq, seqs);
+        }
+    CHECK(card->ops->memory(card, &after, &all) == SOP_OK);
+    if (after != before) printf("%zu bytes were free, then %zu\n", before, after);
+    CHECK(after == before);
+    close_model(&o);
+}
+
 /* ---- faults: a rope row that fails in one of these ways ---- */
 
 enum { FAULT_LAUNCH, FAULT_NAN, FAULT_STICKY };
@@ -1012,7 +1044,7 @@ static void a_row_that_fails_on_the_card_is_replaced(void)
     CHECK(system(cmd) == 0);
 }
 
-/* In a process of its own, whose card is gone afterwards. Ends with 0 when all was as it should be. */
+/* In a process of its own, whose card is gone afterwards. together: the row is one of a recording. Ends with 0 when all was as it should be. */
 static int sticky(const char *store, const char *together)
 {
     int32_t said[FAULT_STEPS];
@@ -1035,13 +1067,16 @@ static void a_fault_that_takes_the_card_is_told_at_the_next_start(void)
     CHECK(mkdtemp(folder) != NULL && n > 0);
     self[n > 0 ? n : 0] = 0;
     (void)snprintf(store, sizeof store, "%s/store.sqlite", folder);
-    const pid_t child = fork();
-    if (child == 0) {
-        (void)execl(self, self, "sticky", store, "", (char *)NULL);
-        _exit(9);
+    for (int together = 1; together >= 0; together--) { /* recorded with others; and alone */
+        const pid_t child = fork();
+        if (child == 0) {
+            (void)execl(self, self, "sticky", together ? "" : store, together ? "together" : "",
+                        (char *)NULL);
+            _exit(9);
+        }
+        int how = 0;
+        CHECK(waitpid(child, &how, 0) == child && WIFEXITED(how) && WEXITSTATUS(how) == 0);
     }
-    int how = 0;
-    CHECK(waitpid(child, &how, 0) == child && WIFEXITED(how) && WEXITSTATUS(how) == 0);
     int32_t want[FAULT_STEPS], got[FAULT_STEPS];
     sop_super_counts c;
     char why[256];
@@ -1081,6 +1116,7 @@ int main(int argc, char **argv)
     PICK(a_recorded_call_runs_on_what_its_operands_hold_then);
     PICK(a_product_of_a_library_runs_recorded_as_it_does_eagerly);
     PICK(scales_of_long_rows_are_those_of_their_blocks);
+    PICK(steps_take_nothing_of_the_card);
     PICK(exact_numerics_agree_with_transformers_node_by_node);
     PICK(exact_numerics_agree_with_transformers_as_graphs);
     PICK(fast_numerics_stay_near);

@@ -417,6 +417,11 @@ static const char *const cases[] = {
     "tokens=33 seqs=3 max_kv=80 heads=3 kv_heads=3 k=40 v=24 causal=1 page=1 cap=5",
     "tokens=70 max_kv=65 heads=2 k=72 kv=bf16", /* not causal, head 72 */
     "tokens=20 max_kv=129 heads=5 kv_heads=1 k=23 v=37 kv=f16 causal=1 scale=0.3 page=16",
+    "tokens=3 seqs=3 max_kv=900 heads=8 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=256",
+    "tokens=1 max_kv=700 heads=14 kv_heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1 page=128",
+    "tokens=300 seqs=2 max_kv=700 heads=2 kv_heads=1 k=128 q=f16 kv=f16 o=f16 causal=1 page=256",
+    "tokens=130 max_kv=300 heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1 page=128",
+    "tokens=5 seqs=5 max_kv=600 heads=8 kv_heads=2 k=128 q=bf16 kv=i8 o=bf16 causal=1 page=256",
     "tokens=9 max_kv=64 heads=71 kv_heads=1 k=8 v=80 causal=1",
     "tokens=20 seqs=4 max_kv=40 heads=2 k=16 q=bf16 kv=bf16 o=bf16 causal=1",
     "tokens=6 seqs=2 max_kv=520 heads=4 kv_heads=2 k=128 kv=f16 causal=1",
