@@ -106,6 +106,22 @@ static void a_floor_row_of_the_card_takes_every_case(void)
     }
 }
 
+/* Or nothing would prove it. */
+static void every_row_takes_some_case(void)
+{
+    for (const sop_op *const *o = sop_ops(); *o; o++)
+        for (int32_t r = 0; r < (*o)->n_rows; r++) {
+            const sop_row *row = &(*o)->rows[r];
+            int n = 0;
+            for (const char *const *text = (*o)->cases; *text; text++) {
+                desc d;
+                n += parse_case(*o, *text, &d) && (!row->refuse || !row->refuse(&d));
+            }
+            if (!n) printf("no case is for %s\n", row->name);
+            CHECK(n > 0);
+        }
+}
+
 static void names_are_unique_and_rows_are_whole(void)
 {
     for (const sop_op *const *o = sop_ops(); *o; o++) {
@@ -164,6 +180,7 @@ int main(void)
     RUN(every_op_of_the_map_is_there_under_its_name);
     RUN(the_last_row_is_the_reference_and_takes_every_case);
     RUN(a_floor_row_of_the_card_takes_every_case);
+    RUN(every_row_takes_some_case);
     RUN(a_desc_survives_print_and_parse_and_completing_twice);
     RUN(names_are_unique_and_rows_are_whole);
     RUN(a_gradient_is_an_op_of_the_library);
