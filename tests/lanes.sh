@@ -45,7 +45,7 @@ lane_cuda() { # all of CUDA that needs no card
     grep -qsx "CMAKE_CUDA_COMPILER:[A-Z]*=$nvcc" build/cuda/CMakeCache.txt || rm -rf build/cuda
     cmake --preset cuda -DCMAKE_CUDA_COMPILER:STRING="$nvcc" &&
         cmake --build build/cuda -j "$cores" --target superop_shared superop_static superop_command \
-            $without_card && run_ctest cuda -R "^(${without_card// /|}|cubins|no_driver_test|bundle_test|leaks)\$"
+            $without_card cuda_bench && run_ctest cuda -R "^(${without_card// /|}|cubins|no_driver_test|bundle_test|leaks)\$"
 }
 lane_asan() { build asan && run_ctest asan -E "^bench_test$"; } # times mean nothing there
 threaded="pool_test log_test store_test kv_test model_test seams_test tokenizer_threads_test"
