@@ -816,6 +816,53 @@ static void long_prompts_are_as_near_to_the_cpu_as_short_ones(void)
     }
 }
 
+/* As many keys as all layers in one kernel are let, and some more, in steps of one token. */
+static void layers_in_one_kernel_read_as_long_as_they_may(void)
+{
+    enum { PROMPT_STEP = 2048, FROM = 14336 - 6, STEPS = 12 };
+    static const char *const of_layers[] = {"layers_decode_sm90", "layer_decode_sm90"};
+    static const char *const shape = "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json";
+    const sop_limits limits = {.ctx = 16384, .max_seqs = 1, .max_tokens = PROMPT_STEP};
+    static int32_t ids[FROM + STEPS];
+    struct opened o[2];
+    struct found found = {of_layers[0], 0};
+    float *rows[2];
+    sop_config config;
+    sop_config_defaults(&config);
+    config.guard = SOP_GUARD_OFF;
+    for (int k = 0; k < 2; k++) {
+        CHECK(open_path(&o[k], card, shape, k ? of_layers : of_layers + 1, k ? 2 : 1, &config,
+                        &limits));
+        if (!o[k].super) return;
+        rows[k] = calloc(STEPS * (size_t)o[k].vocab, sizeof **rows);
+        int32_t seq, next;
+        for (int32_t i = 0; i < FROM + STEPS; i++)
+            ids[i] = (int32_t)(((i + 1) * 7919 + i / 31 * 104729) % o[k].vocab);
+        CHECK(sop_super_open(o[k].super, &seq) == SOP_OK);
+        for (int32_t at = 0, n; at < FROM + STEPS; at += n) {
+            n = at >= FROM ? 1 : FROM - at < PROMPT_STEP ? FROM - at : PROMPT_STEP;
+            const sop_step_item item = {
+                .seq = seq, .n_ids = n, .ids = ids + at, .want = SOP_WANT_LAST};
+            CHECK(sop_super_step(o[k].super, &item, 1, &next,
+                                 rows[k] + (at < FROM ? 0 : (at - FROM) * o[k].vocab)) == SOP_OK);
+        }
+    }
+    CHECK(sop_super_explain(o[0].super, 1, 1, FROM, find_span, &found) == SOP_OK);
+    CHECK(found.n > 0);
+    double err = 0, all = 0;
+    for (size_t i = 0; i < STEPS * (size_t)o[0].vocab; i++) {
+        const double x = rows[0][i], y = rows[1][i];
+        err += (x - y) * (x - y);
+        all += y * y;
+    }
+    printf("at %d keys off by %g\n", FROM, sqrt(err / all));
+    CHECK(sqrt(err / all) < 0.02);
+    for (int k = 0; k < 2; k++) {
+        free(rows[k]);
+        close_model(&o[k]);
+    }
+}
+
 /* Some greedy and some drawn, the same tokens one step at a time and 24 ahead of the host. */
 static void steps_ahead_say_what_steps_one_by_one_say(void)
 {
@@ -1127,6 +1174,7 @@ int main(int argc, char **argv)
     PICK(invariant_numerics_give_the_same_bits_in_any_batch);
     PICK(greedy_tokens_are_those_of_the_cpu_around_512_tokens);
     PICK(long_prompts_are_as_near_to_the_cpu_as_short_ones);
+    PICK(layers_in_one_kernel_read_as_long_as_they_may);
     PICK(steps_ahead_say_what_steps_one_by_one_say);
     PICK(planning_costs_on_the_card_what_the_design_says);
     PICK(the_card_holds_what_was_predicted);
