@@ -118,6 +118,8 @@ shape=synth:$(dirname "$tiny")/hf/config.json
 check "a shape of random numbers can be timed" prints "decode" \
     "$superop" bench -m "$shape" --prefill 8 --decode 4 -r 2
 check "a shape of random numbers is explained" prints "qkv projection" "$superop" explain -m "$shape"
+check "a config.json of transformers 5 is a shape" prints "post norm" \
+    "$superop" explain -m "synth:${tiny%llama*}gemma3/hf/config.json"
 check "a shape may name a type" prints "bf16" "$superop" info "$shape:bf16"
 check "a shape of random numbers does not talk" usage "has no words" \
     "$superop" run -m "$shape" -p hello
