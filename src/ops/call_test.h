@@ -2,9 +2,11 @@
 #ifndef OPS_CALL_TEST_H
 #define OPS_CALL_TEST_H
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/status.h"
 #include "core/cpu.h"
 #include "core/op.h"
 #include "sop/device.h"
@@ -43,22 +45,32 @@ static inline int row_takes(const sop_row *row, const void *desc)
     return row_runs(row) && (!row->refuse || row->refuse(desc) == NULL);
 }
 
-/* Operands of the host and where they are on a device: those that share memory share it there too, each as
- * far from a multiple of 256 as here. */
+/* What serves where a row of the card refuses: the last of them. */
+static inline const sop_row *floor_of_test(const sop_op *op)
+{
+    const sop_row *last = NULL;
+    for (int32_t i = 0; i < op->n_rows; i++)
+        if (op->rows[i].device == SOP_DEVICE_CUDA) last = &op->rows[i];
+    return last;
+}
+
+/* Operands of the host, and where they are on the card: those that share memory share it there too, each as
+ * far from a multiple of 256 as here. The last block is the scratch. */
 struct block_of_test {
-    char *from, *to; /* here */
-    char *base, *there;
+    char *from, *to, *there;
     int out; /* some of it is written */
 };
 
-static inline int blocks_of_test(const sop_op *op, const sop_operand *args,
+static inline int blocks_of_test(const sop_op *op, const void *desc, const sop_operand *args,
                                  struct block_of_test *blocks)
 {
     int n = 0;
     for (int32_t r = 0; r < op->n_roles; r++) {
         struct block_of_test b = {.from = args[r].data};
+        sop_tensor view;
         if (!b.from) continue;
-        b.to = b.from + args[r].bytes;
+        op->view(desc, r, &view); /* tests leave bytes out */
+        b.to = b.from + (args[r].bytes ? args[r].bytes : view.bytes);
         b.out = (op->roles[r].flags & (SOP_ROLE_OUT | SOP_ROLE_PARTIAL)) != 0;
         for (int k = 0; k < n;) {
             if (blocks[k].from >= b.to || b.from >= blocks[k].to) {
@@ -76,24 +88,59 @@ static inline int blocks_of_test(const sop_op *op, const sop_operand *args,
     return n;
 }
 
-/* The blocks to the device or back, and the operands there. */
-static inline sop_status move_of_test(sop_queue *queue, struct block_of_test *blocks, int n,
-                                      int32_t direction)
+/* Memory of the card that lasts, and a place in it for each block. */
+static inline sop_status place_of_test(sop_device *card, struct block_of_test *blocks, int n)
+{
+    static char *slab;
+    static size_t slab_bytes;
+    size_t bytes = 0;
+    for (int k = 0; k < n; k++) bytes += 512 + (size_t)(blocks[k].to - blocks[k].from);
+    if (bytes > slab_bytes) {
+        card->ops->release(card, slab, slab_bytes);
+        slab_bytes = 0;
+        const sop_status status = card->ops->reserve(card, bytes, (void **)&slab);
+        if (status != SOP_OK) return status;
+        slab_bytes = bytes;
+    }
+    char *at = slab; /* a multiple of 256 */
+    for (int k = 0; k < n; k++) {
+        const size_t size = (size_t)(blocks[k].to - blocks[k].from);
+        blocks[k].there = at + ((uintptr_t)blocks[k].from & 255);
+        at += (((uintptr_t)blocks[k].from & 255) + size + 255) & ~(size_t)255;
+    }
+    return SOP_OK;
+}
+
+/* On the card, with scratch that holds NaN. */
+static inline sop_status run_on_card(sop_queue *queue, const sop_op *op, const sop_row *row,
+                                     const sop_call *call)
 {
     const sop_device_ops *ops = queue->device->ops;
-    sop_status status = SOP_OK;
-    for (int k = 0; k < n && status == SOP_OK; k++) {
-        struct block_of_test *b = &blocks[k];
-        const size_t bytes = (size_t)(b->to - b->from), shift = (uintptr_t)b->from & 255;
-        if (direction == SOP_COPY_IN) {
-            status = ops->reserve(queue->device, shift + bytes, (void **)&b->base);
-            b->there = b->base + shift;
-            if (status == SOP_OK) status = ops->copy(queue, b->there, b->from, bytes, direction);
-        } else if (b->out) {
-            status = ops->copy(queue, b->from, b->there, bytes, direction);
-        }
+    struct block_of_test blocks[MOST_ROLES_OF_TEST + 1];
+    sop_operand there[MOST_ROLES_OF_TEST];
+    const int n = blocks_of_test(op, call->desc, call->args, blocks);
+    blocks[n] = (struct block_of_test){.from = call->scratch};
+    blocks[n].to = blocks[n].from + call->split->scratch_bytes;
+    sop_call as = *call;
+    sop_status status = place_of_test(queue->device, blocks, n + 1);
+    for (int k = 0; k <= n && status == SOP_OK; k++)
+        status = ops->copy(queue, blocks[k].there, blocks[k].from,
+                           (size_t)(blocks[k].to - blocks[k].from), SOP_COPY_IN);
+    for (int32_t r = 0; r < op->n_roles; r++) {
+        there[r] = call->args[r];
+        for (int k = 0; k < n && there[r].data; k++)
+            if ((char *)call->args[r].data >= blocks[k].from &&
+                (char *)call->args[r].data < blocks[k].to)
+                there[r].data = blocks[k].there + ((char *)call->args[r].data - blocks[k].from);
     }
-    return status == SOP_OK ? ops->wait(queue) : status;
+    as.args = there;
+    as.scratch = blocks[n].there;
+    if (status == SOP_OK) status = ops->submit(queue, row, &as);
+    for (int k = 0; k < n && status == SOP_OK; k++)
+        if (blocks[k].out)
+            status = ops->copy(queue, blocks[k].from, blocks[k].there,
+                               (size_t)(blocks[k].to - blocks[k].from), SOP_COPY_OUT);
+    return status;
 }
 
 /* Plan and run on so many threads, or on the card; the scratch holds NaN before. */
@@ -101,54 +148,34 @@ static inline sop_status run_row(const sop_op *op, const sop_row *row, const voi
                                  const sop_operand *args, int32_t threads)
 {
     const int on_card = row->device == SOP_DEVICE_CUDA;
-    sop_device *device = NULL;
+    sop_device *device = on_card ? card_of_test() : NULL;
     sop_queue *queue = NULL;
     void *scratch = NULL;
     sop_split split = {{0}, 0};
-    sop_operand there[MOST_ROLES_OF_TEST];
-    struct block_of_test blocks[MOST_ROLES_OF_TEST] = {{0}}, nan = {0};
     sop_facts facts;
-    int n = 0;
-    sop_status status = SOP_OK;
-    if (on_card)
-        device = card_of_test();
-    else
-        status = sop_device_cpu(threads, &device);
+    if (on_card && row->refuse && row->refuse(desc)) row = floor_of_test(op);
+    sop_status status = on_card ? SOP_OK : sop_device_cpu(threads, &device);
     if (status == SOP_OK) status = device->ops->queue_create(device, &queue);
     if (status == SOP_OK) {
         device->ops->facts(device, &facts);
         if (row->plan) status = row->plan(desc, NULL, &facts, SIZE_MAX, &split);
     }
-    if (status == SOP_OK && posix_memalign(&scratch, 64, split.scratch_bytes + 64) != 0)
+    if (status == SOP_OK && posix_memalign(&scratch, 256, split.scratch_bytes + 64) != 0)
         status = SOP_E_NOMEM;
-    if (status == SOP_OK) memset(scratch, 0xff, split.scratch_bytes);
-    memcpy(there, args, (size_t)op->n_roles * sizeof *there);
-    if (status == SOP_OK && on_card) {
-        n = blocks_of_test(op, args, blocks);
-        status = move_of_test(queue, blocks, n, SOP_COPY_IN);
-        for (int32_t r = 0; r < op->n_roles; r++)
-            for (int k = 0; k < n; k++)
-                if (there[r].data && (char *)args[r].data >= blocks[k].from &&
-                    (char *)args[r].data < blocks[k].to)
-                    there[r].data = blocks[k].there + ((char *)args[r].data - blocks[k].from);
-        nan.from = scratch;
-        nan.to = nan.from + split.scratch_bytes;
-        if (status == SOP_OK) status = move_of_test(queue, &nan, 1, SOP_COPY_IN);
-    }
     if (status == SOP_OK) {
+        memset(scratch, 0xff, split.scratch_bytes);
         const sop_call call = {.size = sizeof call,
                                .n_args = (uint32_t)op->n_roles,
                                .desc = desc,
-                               .args = there,
+                               .args = args,
                                .split = &split,
-                               .scratch = on_card ? nan.there : scratch,
+                               .scratch = scratch,
                                .queue = queue};
-        status = device->ops->submit(queue, row, &call);
+        status =
+            on_card ? run_on_card(queue, op, row, &call) : device->ops->submit(queue, row, &call);
         if (status == SOP_OK) status = device->ops->wait(queue);
     }
-    if (status == SOP_OK && on_card) status = move_of_test(queue, blocks, n, SOP_COPY_OUT);
-    for (int k = 0; k < n; k++) device->ops->release(device, blocks[k].base, 0);
-    if (on_card) device->ops->release(device, nan.base, 0);
+    if (status != SOP_OK && on_card) printf("%s: %s\n", row->name, sop_last_error());
     free(scratch);
     if (queue) device->ops->queue_destroy(queue);
     if (!on_card) sop_device_destroy(device);

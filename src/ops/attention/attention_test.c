@@ -293,7 +293,7 @@ static void scores_far_below_zero_still_have_a_softmax(void)
     EACH_ROW(row)
     {
         if (!run_world(&w, row)) continue;
-        CHECK(near(out(&w, 0, 0), 1, 1e-6) && near(w.lse[0], -19798.990, 4e-3));
+        CHECK(near(out(&w, 0, 0), 1, 1e-6) && near(w.lse[0], -19798.990, 8e-3));
     }
     close_world(&w);
 }
@@ -307,7 +307,7 @@ static void products_beyond_half_precision_are_fine(void)
     EACH_ROW(row)
     {
         if (!run_world(&w, row)) continue;
-        CHECK(near(out(&w, 0, 0), 1.5, 1e-6) && near(w.lse[0], 10183.031, 4e-3));
+        CHECK(near(out(&w, 0, 0), 1.5, 1e-6) && near(w.lse[0], 10183.031, 8e-3));
     }
     close_world(&w);
 }
@@ -598,6 +598,7 @@ static void pages_past_two_to_the_31_elements_are_read(void)
     free(w.k);
     free(w.v);
     w.k = w.v = w.args[SOP_ATTENTION_K_POOL].data = w.args[SOP_ATTENTION_V_POOL].data = pool;
+    w.args[SOP_ATTENTION_K_POOL].bytes = w.args[SOP_ATTENTION_V_POOL].bytes = bytes;
     w.table[0] = 2065;
     w.table[1] = 2066;
     for (int j = 0; j < 4; j++) set_kv(&w, 0, j, 0, j + 1, j + 1);
