@@ -913,8 +913,12 @@ static void planning_costs_on_the_card_what_the_design_says(void)
         .ctx = 512, .max_seqs = PLAN_SEQS, .max_tokens = PLAN_SEQS * 256, .max_outs = PLAN_SEQS};
     struct opened o;
     CHECK(open_model(&o, card, "qwen2/model.gguf", NULL, &limits));
-    const struct plan_costs costs = plan_costs_of(o.super, 2);
-    CHECK(costs.decode < 5 && costs.ragged < 5 && costs.miss < 30);
+    int holds = 0;
+    for (int i = 0; i < 8 && !holds; i++) { /* until there is a quiet moment */
+        const struct plan_costs costs = plan_costs_of(o.super, 2);
+        holds = costs.decode < 1 && costs.ragged < 5 && costs.miss < 5;
+    }
+    CHECK(holds);
     close_model(&o);
 }
 
