@@ -87,6 +87,33 @@ static void a_recorded_call_runs_on_what_its_operands_hold_then(void)
     sop_planner_destroy(planner);
 }
 
+#ifdef SOP_CUDA
+int cudaSetDevice(
+    int device); /* of the runtime that is linked in, as others in a process call theirs */
+
+/* CUDA keeps the last error of a thread until it is asked for. */
+static void an_error_that_others_left_is_no_fault_of_a_row(void)
+{
+    sop_planner *planner;
+    sop_plan *plan;
+    sop_queue *q;
+    float *memory;
+    const sop_add_desc desc = {.tokens = 1, .dim = 4};
+    CHECK(sop_planner_create(card, "", &planner) == SOP_OK);
+    CHECK(sop_plan_add(planner, &desc, &plan) == SOP_OK);
+    CHECK(card->ops->queue_create(card, &q) == SOP_OK);
+    CHECK(card->ops->reserve(card, 48, (void **)&memory) == SOP_OK);
+    const sop_operand args[SOP_ADD_ROLES] = {
+        [SOP_ADD_A] = {memory, 16}, [SOP_ADD_B] = {memory + 4, 16}, [SOP_ADD_Y] = {memory + 8, 16}};
+    CHECK(cudaSetDevice(4096) != 0);
+    CHECK(sop_plan_run(plan, q, args, NULL) == SOP_OK && card->ops->wait(q) == SOP_OK);
+    card->ops->queue_destroy(q);
+    card->ops->release(card, memory, 48);
+    sop_plan_destroy(plan);
+    sop_planner_destroy(planner);
+}
+#endif
+
 /* Live rows of ones times ones, by cuBLASLt: eagerly, then as a graph of its own. */
 static void a_product_of_a_library_runs_recorded_as_it_does_eagerly(void)
 {
@@ -1165,6 +1192,9 @@ int main(int argc, char **argv)
     PICK(memory_is_zeroed_and_copies_come_back);
     PICK(what_does_not_fit_is_refused_with_the_numbers);
     PICK(a_recorded_call_runs_on_what_its_operands_hold_then);
+#ifdef SOP_CUDA
+    PICK(an_error_that_others_left_is_no_fault_of_a_row);
+#endif
     PICK(a_product_of_a_library_runs_recorded_as_it_does_eagerly);
     PICK(scales_of_long_rows_are_those_of_their_blocks);
     PICK(steps_take_nothing_of_the_card);
