@@ -324,13 +324,14 @@ static int bench_op(const sop_op *op, int n_args, char **args)
 static int bench_sweep(void)
 {
     sweep_range r = {.every = o_sweep, .batch = (int32_t)o_batch};
-    int used = 0;
     if (o_lengths) {
-        const int n = sscanf(o_lengths, "%8d%n:%8d%n", &r.from, &used, &r.to, &used);
-        if (n == 1) r.to = r.from;
-        if (n < 1 || o_lengths[used] || r.from < 1 || r.to < r.from)
+        char *end;
+        const long from = strtol(o_lengths, &end, 10);
+        const long to = *end == ':' ? strtol(end + 1, &end, 10) : from;
+        if (*end || from < 1 || to < from || to > 1 << 24)
             return cli_fail(CLI_USAGE, "--lengths %s: give FROM:TO, or one length, from 1 on",
                             o_lengths);
+        r.from = (int32_t)from, r.to = (int32_t)to;
     }
     return sweep_run(&r);
 }

@@ -51,7 +51,7 @@ static sop_status tensor(struct synth *s, int64_t layer, const char *name, int64
                         (long long)cols);
     sop_file_point(&t->view, norm ? s->norm : s->f->ring + s->turn,
                    blocks * sop_dtype_bytes(s->dtype));
-    s->turn = (s->turn + 1021 * 64) % RING;
+    s->turn = (s->turn + (size_t)1021 * 64) % RING;
     return SOP_OK;
 }
 

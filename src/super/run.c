@@ -242,10 +242,12 @@ sop_status sop_run_record(sop_super *s, sop_steps *steps)
 }
 
 /* Whether a node stands for another of the same row: what differs are addresses. */
-static bool is_like(const sop_steps *steps, const sop_node *a, const sop_node *b)
+static bool is_like(const sop_super *s, const sop_steps *steps, const sop_node *a,
+                    const sop_node *b)
 {
     return a->row == b->row && a->n_modules == b->n_modules &&
-           memcmp(&steps->descs[a->module], &steps->descs[b->module], sizeof *steps->descs) == 0;
+           memcmp(&steps->descs[a->module], &steps->descs[b->module],
+                  s->program->modules[a->module].op->desc_bytes) == 0;
 }
 
 sop_status sop_run_touch(sop_super *s, const sop_steps *steps)
@@ -259,7 +261,7 @@ sop_status sop_run_touch(sop_super *s, const sop_steps *steps)
     for (int32_t i = 0; i < steps->n_nodes && status == SOP_OK; i++) {
         const sop_node *node = &steps->nodes[i];
         int32_t k = 0;
-        while (k < n && !is_like(steps, kinds[k], node)) k++;
+        while (k < n && !is_like(s, steps, kinds[k], node)) k++;
         if (k < n || node->mark) continue; /* what has a mark may fail, and runs alone */
         if (n < MOST_KINDS) kinds[n++] = node;
         status = keep(s, node->row, &node->call);
