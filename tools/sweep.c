@@ -52,18 +52,17 @@ static sop_status step(sweep *w, int32_t batch, int32_t n_ids, double *s)
 static sop_status time_once(sweep *w, int kind, int32_t batch, int32_t n, double *s)
 {
     const int32_t before = kind == PROMPTS ? 0 : n - 1;
-    const int64_t length = sop_super_length(w->m.super, w->seq[0]);
+    int64_t length = before; /* of the shortest */
     sop_status status = SOP_OK;
     for (int32_t i = 0; i < w->seqs && status == SOP_OK; i++) {
         const int64_t there = sop_super_length(w->m.super, w->seq[i]);
-        if (there > before || (there && i >= batch))
-            status = sop_super_truncate(w->m.super, w->seq[i], i < batch ? before : 0);
+        if (i < batch && there < length) length = there;
+        if (there && i >= batch) status = sop_super_truncate(w->m.super, w->seq[i], 0);
     }
-    if (status == SOP_OK && length < before) { /* all of them are equally long */
-        for (int32_t i = 0; i < batch && status == SOP_OK; i++)
-            status = sop_super_truncate(w->m.super, w->seq[i], 0);
-        if (status == SOP_OK) status = step(w, batch, before, s);
-    }
+    for (int32_t i = 0; i < batch && status == SOP_OK; i++)
+        if (sop_super_length(w->m.super, w->seq[i]) > length)
+            status = sop_super_truncate(w->m.super, w->seq[i], length);
+    if (status == SOP_OK && length < before) status = step(w, batch, before - (int32_t)length, s);
     return status == SOP_OK ? step(w, batch, kind == PROMPTS ? n : 1, s) : status;
 }
 
