@@ -16,6 +16,7 @@ enum { MOST_SEQS = 8 };
 /* 0, or the size that small heads have instead, so that tensor cores take them: of the channels there are more
  * keys hold 0, and pools are of f16. What tests expect stays, but for a weight's rounding to 16 bits. */
 static int64_t wide;
+static int is_wide; /* the world that was opened last */
 
 /* A call's operands: queries of 0, keys and values of NaN until a test sets them. */
 struct world {
@@ -26,7 +27,6 @@ struct world {
     int32_t *table, *q_start, *kv_len;
     sop_operand args[SOP_ATTENTION_ROLES];
     int64_t narrow; /* channels that keys of set_kv() have */
-    int is_wide;
 };
 
 static void *take(size_t bytes)
@@ -42,14 +42,15 @@ static void open_world(struct world *w, uint64_t seed)
 {
     sop_attention_desc *d = &w->d;
     w->narrow = d->k;
+    is_wide = 0;
     if (wide && (d->k == 1 || d->k == 8 || d->k == 16) && d->kv_dtype == SOP_F32) {
         d->scale = (float)(1 / sqrt((double)d->k));
         d->k = d->v = wide;
         d->kv_dtype = SOP_F16;
-        w->is_wide = 1;
+        is_wide = 1;
     } else if (wide && d->k == 64 && d->kv_dtype == SOP_F32) {
         d->kv_dtype = SOP_F16;
-        w->is_wide = 1;
+        is_wide = 1;
     }
     for (int s = 0; s < (d->seqs ? d->seqs : 1); s++) {
         d->tokens += w->queries[s];
@@ -175,7 +176,7 @@ static float out(const struct world *w, int64_t token, int64_t h)
 
 static int near(float got, double want, double within)
 {
-    if (wide) within = fmax(within, 0x1p-10 * fmax(1, fabs(want)));
+    if (is_wide) within = fmax(within, 0x1p-10 * fmax(1, fabs(want)));
     return fabs((double)got - want) <= within;
 }
 
@@ -293,7 +294,8 @@ static void scores_far_below_zero_still_have_a_softmax(void)
     EACH_ROW(row)
     {
         if (!run_world(&w, row)) continue;
-        CHECK(near(out(&w, 0, 0), 1, 1e-6) && near(w.lse[0], -19798.990, 8e-3));
+        printf("%s: %.9g, lse %.9g\n", row->name, (double)out(&w, 0, 0), (double)w.lse[0]);
+        CHECK(near(out(&w, 0, 0), 1, 1e-6) && near(w.lse[0], -19798.990, 4e-3));
     }
     close_world(&w);
 }
@@ -307,7 +309,8 @@ static void products_beyond_half_precision_are_fine(void)
     EACH_ROW(row)
     {
         if (!run_world(&w, row)) continue;
-        CHECK(near(out(&w, 0, 0), 1.5, 1e-6) && near(w.lse[0], 10183.031, 8e-3));
+        printf("%s: %.9g, lse %.9g\n", row->name, (double)out(&w, 0, 0), (double)w.lse[0]);
+        CHECK(near(out(&w, 0, 0), 1.5, 1e-6) && near(w.lse[0], 10183.031, 4e-3));
     }
     close_world(&w);
 }
