@@ -180,6 +180,13 @@ static int near(float got, double want, double within)
     return fabs((double)got - want) <= within;
 }
 
+/* What a weight near 1 may be off by: the prompts' rows of a card round it to f16, as tensor cores want it,
+ * while their sum has it as it was. */
+static double weight_of(const sop_row *row)
+{
+    return row->device == SOP_DEVICE_CUDA ? 0x1p-11 : 1e-6;
+}
+
 /* ---- what a query sees ---- */
 
 static void equal_scores_give_the_mean_and_their_log_sum(void)
@@ -294,8 +301,7 @@ static void scores_far_below_zero_still_have_a_softmax(void)
     EACH_ROW(row)
     {
         if (!run_world(&w, row)) continue;
-        printf("%s: %.9g, lse %.9g\n", row->name, (double)out(&w, 0, 0), (double)w.lse[0]);
-        CHECK(near(out(&w, 0, 0), 1, 1e-6) && near(w.lse[0], -19798.990, 4e-3));
+        CHECK(near(out(&w, 0, 0), 1, weight_of(row)) && near(w.lse[0], -19798.990, 4e-3));
     }
     close_world(&w);
 }
@@ -309,8 +315,7 @@ static void products_beyond_half_precision_are_fine(void)
     EACH_ROW(row)
     {
         if (!run_world(&w, row)) continue;
-        printf("%s: %.9g, lse %.9g\n", row->name, (double)out(&w, 0, 0), (double)w.lse[0]);
-        CHECK(near(out(&w, 0, 0), 1.5, 1e-6) && near(w.lse[0], 10183.031, 4e-3));
+        CHECK(near(out(&w, 0, 0), 1.5, 1.5 * weight_of(row)) && near(w.lse[0], 10183.031, 4e-3));
     }
     close_world(&w);
 }
