@@ -23,7 +23,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from . import _lib
 from . import hf as _attention
-from .bound import Bound
+from .bound import Bound, Watch
 from .cache import GrowingLayer
 
 ops = torch.ops.superop
@@ -144,15 +144,6 @@ class StackLayer(DynamicLayer):
     batch_select_indices, lazy_initialization = map(_does, ("batch_select_indices", "lazy_initialization"))
 
 
-def hooked(module):
-    """Whether somebody listens to a module: Transformers' own hooks sleep until outputs are asked for, and
-    such calls do not come here."""
-    if not module._forward_hooks and not module._forward_pre_hooks:
-        return False
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return any(getattr(hook, "__module__", "") != "transformers.utils.output_capturing" for hook in hooks)
-
-
 def refusal(model, decoder):
     """Why the decoder of this patched model cannot be one operator, or None."""
     config, head = decoder.config, getattr(model, "lm_head", None)
@@ -196,6 +187,7 @@ class Stack:
         head, table = model.lm_head.weight, decoder.embed_tokens.weight
         some = (model.lm_head, decoder.embed_tokens, decoder.layers[0].self_attn.o_proj, decoder.layers[-1].mlp.down_proj)
         self.watched = [(m._parameters, m.weight.data_ptr()) for m in some]  # where parameters were
+        self.watch = Watch(model)
         self.dtype, self.device, self.vocab = head.dtype, head.device, head.shape[0]
         self.index = -1
         self.stream = None
@@ -237,6 +229,11 @@ class Stack:
         if self.index >= 0:
             with self.here(), torch.no_grad():
                 self.warm(min(context, self.most))
+        self.packed = self.versions() if self.index < 0 else None
+
+    def versions(self):
+        """How often the large parameters were written: on a CPU the library has packed them."""
+        return sum(p._version for _, p in self.named if p.dim() == 2 and not p.is_inference())
 
     def warm(self, most):
         """What steps of few tokens run is recorded by now; the kernels of long prompts are loaded at their
@@ -256,6 +253,9 @@ class Stack:
 
     def __deepcopy__(self, memo):
         return None  # it is of parameters, which the copy has elsewhere
+
+    def __reduce__(self):
+        return type(None), ()
 
     def here(self):
         """The library makes its device the thread's; PyTorch wants its own back, where there are several."""
@@ -384,12 +384,12 @@ class Stack:
         if torch.is_autocast_enabled(self.device.type):
             return False
         for p, at in self.watched:
-            if p["weight"].data_ptr() != at:
+            if "weight" not in p or p["weight"].data_ptr() != at:
                 return False
-        for layer in self.layers:
-            if hooked(layer):
-                return False
-        return True
+        if self.packed is not None and self.packed != self.versions():
+            _attention._fallback("parameters that were written after the stack packed them; patch() again")
+            return False
+        return self.watch.changed() is None
 
     def run(self, ids, mask, positions, cache, use_cache, keep, kwargs):
         """(logits, cache) of a call of the model, or None: then nothing has happened."""

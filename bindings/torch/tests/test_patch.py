@@ -1,7 +1,10 @@
 """superop.patch(model) against eager, in every way that ragged data arrives."""
 
 import importlib.util
+import io
 import itertools
+import sys
+import threading
 import warnings
 
 import torch
@@ -72,6 +75,7 @@ def test_packed_rows():
         superop.patch(model)
         with torch.no_grad():
             near(want, model(x, position_ids=position, use_cache=False, **borders).logits)
+            near(want, model(x, position_ids=position, **borders).logits)  # a cache is the default
         superop.unpatch(model)
 
 
@@ -268,6 +272,148 @@ def test_what_cannot_be_patched_is_named():
         with torch.no_grad():
             near(model(x).logits, got)
         assert heard
+
+
+class Adapter(torch.nn.Module):
+    """A low-rank adapter around a linear."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.a = torch.nn.Linear(base.in_features, 4, device=base.weight.device)
+        self.b = torch.nn.Linear(4, base.out_features, device=base.weight.device)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+
+def after_patch(model, x, change, **kw):
+    """Logits of a model that is changed after it was patched and ran, and what they should be."""
+    superop.patch(model, **kw)
+    with torch.no_grad():
+        model(x, logits_to_keep=1)
+        undo = change(model)
+        got = model(x, logits_to_keep=1).logits
+        superop.unpatch(model)
+        model.set_attn_implementation("eager")
+        want = model(x, logits_to_keep=1).logits
+    return want, got, undo
+
+
+def adapt(name):
+    def change(model):
+        parent, child = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        setattr(parent, child, Adapter(getattr(parent, child)))
+
+    return change
+
+
+def test_modules_that_were_replaced_since_run():
+    changes = [adapt(f"model.layers.1.{name}") for name in ("self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj")]
+    changes += [lambda m: setattr(m.model.layers[2], "input_layernorm", torch.nn.Identity())]
+    changes += [lambda m: setattr(m, "lm_head", torch.nn.Linear(64, 50, device=m.device))]
+    for device, stack in itertools.product(DEVICES, (False, True)):
+        for maker, change in itertools.product((qwen2, gemma3), changes):
+            want, got, _ = after_patch(make(maker, device), ids(2, 12, device), change, stack=stack)
+            near(want, got)
+
+        def shorter(m):
+            m.model.layers = m.model.layers[:2]
+            m.config.num_hidden_layers = 2
+            m.config.layer_types = m.config.layer_types[:2]
+
+        want, got, _ = after_patch(make(qwen2, device), ids(2, 12, device), shorter, stack=stack)
+        near(want, got)
+    assert any("another v_proj than when it was patched" in why for why in superop.fallbacks())
+
+
+def test_hooks_that_came_since_are_called():
+    for device, stack in itertools.product(DEVICES, (False, True)):
+        for name in ("self_attn", "self_attn.o_proj", "mlp", "mlp.down_proj", "post_attention_layernorm"):
+            model, heard = make(qwen2, device), []
+
+            def listen(m):
+                def hear(_, args, out):
+                    heard.append(1)
+                    return (out[0] * 2, *out[1:]) if isinstance(out, tuple) else out * 2
+
+                return m.model.layers[1].get_submodule(name).register_forward_hook(hear)
+
+            x = ids(2, 12, device)
+            want, got, hook = after_patch(model, x, listen, stack=stack)
+            near(want, got)
+            assert len(heard) == 2, name
+            superop.patch(model, stack=stack)  # without the layer
+            hook.remove()
+            superop.patch(model, stack=stack)
+            before = superop.fallbacks()
+            with torch.no_grad():
+                model(x, logits_to_keep=1)
+                hook = listen(model)
+                model(x, logits_to_keep=1)
+                hook.remove()
+                model(x, logits_to_keep=1)
+            assert len(heard) == 3 and sum(superop.fallbacks().values()) == sum(before.values()) + 1
+
+
+def test_threads_share_a_patched_model():
+    for device, model in everywhere([qwen2, gemma3]):
+        xs = [ids(1 + i % 3, 10 + 3 * i, device, i) for i in range(6)]
+        want = [model.generate(x, max_new_tokens=10, do_sample=False) for x in xs]
+        superop.patch(model, stack=False)
+        wrong, every = [], sys.getswitchinterval()
+
+        def work(i):
+            try:
+                for _ in range(3):
+                    if not torch.equal(model.generate(xs[i], max_new_tokens=10, do_sample=False), want[i]):
+                        wrong.append(i)
+            except Exception as e:
+                wrong.append(repr(e))
+
+        sys.setswitchinterval(1e-5)
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(xs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(every)
+        superop.unpatch(model)
+        assert not wrong, wrong
+
+
+def test_a_patched_model_is_saved_without_its_patches():
+    for device, stack in itertools.product(DEVICES, (False, True)):
+        model, x, file = make(qwen2, device), ids(2, 12, device), io.BytesIO()
+        superop.patch(model, stack=stack)
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+        with torch.no_grad():
+            near(model(x).logits, other(x).logits)
+        superop.unpatch(other)
+        assert not any("forward" in m.__dict__ for m in other.modules()) and superop.patch(other).layers == 3
+
+
+def test_a_part_that_was_patched_before_is_patched_anew():
+    model = make(qwen2)
+    model.set_attn_implementation("eager")
+    superop.patch(model.model)
+    superop.patch(model)
+    superop.unpatch(model)
+    assert model.config._attn_implementation == "eager"
+    assert not any("forward" in m.__dict__ or hasattr(m, "_superop") for m in model.modules())
+
+
+def test_small_parameters_that_were_read_in_inference_mode():
+    for device, model in everywhere([qwen2], dtype=torch.bfloat16):
+        x = ids(2, 12, device)
+        with torch.inference_mode():
+            superop.patch(model, stack=False)
+            want = model(x).logits.clone()
+        with torch.no_grad():
+            assert torch.equal(want, model(x).logits)
+        superop.unpatch(model)
 
 
 def test_explain_names_the_rows():

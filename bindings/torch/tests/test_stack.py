@@ -246,6 +246,19 @@ def test_parameters_are_read_where_they_are():
             near(run(model), got)
 
 
+def test_parameters_that_were_packed_and_written_since():
+    model, patch = stacked(qwen2)
+    x = ids(1, 12, "cpu")
+    patch()
+    with torch.no_grad():
+        model(x, logits_to_keep=1)
+        model.model.layers[1].mlp.up_proj.weight.mul_(1.5)
+        got = model(x, logits_to_keep=1).logits
+        superop.unpatch(model)
+        near(model(x, logits_to_keep=1).logits, got)
+    assert any("parameters that were written" in why for why in superop.fallbacks())
+
+
 def test_frequencies_of_rope_are_the_models_own():
     """model.to(torch.bfloat16) rounds them, and whoever wants others writes them there."""
     for device, model, patch in every([qwen2, llama]):
