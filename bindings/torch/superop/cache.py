@@ -57,6 +57,8 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = (room[:, :, :n] for room in self.rooms)
 
     def update(self, key_states, value_states, *args, **kwargs):
+        if torch.compiler.is_compiling():
+            return super().update(key_states, value_states, *args, **kwargs)  # a graph cannot ask where a tensor lies
         n = key_states.shape[-2]
         had = self.room_for(key_states, value_states, n)
         self.rooms[0][:, :, had : had + n] = key_states
@@ -68,7 +70,7 @@ class GrowingLayer(DynamicLayer):
 def grow(cache):
     """Take such layers where an empty cache of Transformers has its plain ones."""
     layers = getattr(cache, "layers", None)
-    if layers is None:
+    if layers is None or torch.compiler.is_compiling():
         return
     for i, layer in enumerate(layers):
         if type(layer) is DynamicLayer and not layer.is_initialized:

@@ -29,6 +29,7 @@ def fallbacks():
     return dict(_counts)
 
 
+@torch.compiler.assume_constant_result  # said and counted once for a graph, when it is made
 def _fallback(why):
     if not _counts[why]:
         warnings.warn(f"superop: {why}; such calls run on PyTorch's own attention", stacklevel=4)
@@ -132,7 +133,7 @@ def superop_mask(
         position = kwargs.pop("cache_position")
         q_length, q_offset = position.shape[0], position[0]
     plain = mask_function is causal_mask_function and local_size is None
-    if local_size is not None and _is_window(mask_function):
+    if local_size is not None and not torch.compiler.is_compiling() and _is_window(mask_function):
         plain = getattr(kwargs.get("config"), "model_type", None) in _WINDOWED
     if plain and (allow_is_causal_skip or q_length == 1) and (attention_mask is None or not is_tracing(attention_mask)):
         present = q_offset + q_length - kv_offset

@@ -143,6 +143,51 @@ def test_lower_precisions():
         assert (got - right).abs().max() <= 1.5 * (want - right).abs().max() + 1e-3, (maker.__name__, dtype)
 
 
+def test_graphs_take_caches_padding_and_gradients():
+    """Each compiled whole (fullgraph), in no more graphs than the model that nobody patched."""
+    from transformers import DynamicCache, StaticCache
+
+    def graph(model, dynamic=True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        return torch.compile(model, backend="eager", fullgraph=True, dynamic=dynamic)
+
+    def steps(model, run, x):
+        out, cache = [], DynamicCache(config=model.config)
+        for a, z in ((0, 10), (10, 11), (11, 12), (12, 20)):
+            out.append(run(x[:, a:z], past_key_values=cache).logits)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+        return torch.cat(out, 1)
+
+    def fixed(model, run, x):
+        cache = StaticCache(config=model.config, max_cache_len=64)
+        out = [model(x[:, :18], past_key_values=cache).logits]
+        for i in (18, 19):
+            out.append(run(x[:, i : i + 1], past_key_values=cache, position_ids=torch.full((2, 1), i, device=x.device)).logits)
+        return torch.cat(out, 1)
+
+    def padded(model, run, x):
+        mask = torch.ones_like(x)
+        mask[1, :9] = 0
+        return run(x, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits[:, -1]
+
+    def gradients(model, run, x):
+        model.zero_grad()
+        with torch.enable_grad():
+            run(x, labels=x, use_cache=False).loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    for device, (maker, ways) in itertools.product(DEVICES, ((qwen2, (steps, gradients)), (gemma3, (fixed, padded)))):
+        model, x = make(maker, device), ids(2, 20, device)
+        model.set_attn_implementation("eager")
+        for way in ways:
+            with torch.no_grad():
+                want = way(model, model, x)
+                superop.patch(model, stack=False)
+                near(want, way(model, graph(model, None if way is fixed else True), x))
+                superop.unpatch(model)
+
+
 def test_unpatch_restores_the_model():
     for device, model in everywhere([qwen3]):
         x = ids(2, 9, device)
