@@ -14,7 +14,8 @@ class Past:
     """Keys and values [b, g, max_seq_len, d] of a block, of which the first `length` are there."""
 
     def __init__(self, b, g, most, d, like):
-        self.keys, self.values = (torch.zeros(b, g, most, d, dtype=like.dtype, device=like.device) for _ in range(2))
+        with torch.inference_mode(False):  # what is made within could not be written outside of it
+            self.keys, self.values = (torch.zeros(b, g, most, d, dtype=like.dtype, device=like.device) for _ in range(2))
         self.length = 0
 
     def get_seq_length(self):

@@ -51,7 +51,8 @@ class _Small:
         key = (make, device, *key)
         value = self.kept.get(key)
         if value is None:
-            value = self.kept[key] = make(device, *key[2:])
+            with torch.inference_mode(False):  # others may want them outside of it
+                value = self.kept[key] = make(device, *key[2:])
             if len(self.kept) > 64:
                 self.kept.popitem(last=False)
         return value

@@ -78,6 +78,17 @@ def test_a_cache_continues_the_sequence():
             assert "40 keys and 41 more, max_seq_len is 80" in str(err)
 
 
+def test_a_cache_of_inference_mode_goes_on_outside_of_it():
+    for device in DEVICES:
+        e = make(device)
+        x = torch.randn(2, 9, 64, device=device)
+        with torch.inference_mode():
+            _, _, past = e(x[:, :5], use_cache=True)
+        with torch.no_grad():
+            y, _, _ = e(x[:, 5:], past_key_value=past, use_cache=True)
+        near(y, plain(e, x)[0][:, 5:])
+
+
 def test_masks_and_weights():
     for device in DEVICES:
         e = make(device)

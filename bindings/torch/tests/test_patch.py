@@ -239,6 +239,27 @@ def test_training_goes_the_old_way():
     assert "a decoder layer under gradients" in superop.fallbacks()
 
 
+def test_gradients_go_through_a_cache():
+    """Two calls before one backward, over a prefix that came without gradients."""
+    from transformers import DynamicCache
+
+    for device, model in everywhere([qwen2]):
+        x, grads = ids(2, 12, device), []
+        for patched in (False, True):
+            if patched:
+                superop.patch(model)
+            model.zero_grad()
+            cache = DynamicCache(config=model.config)
+            with torch.no_grad():
+                model(x[:, :4], past_key_values=cache)
+            losses = [model(x[:, i : i + 4], past_key_values=cache).logits.square().mean() for i in (4, 8)]
+            sum(losses).backward()
+            grads.append([p.grad.clone() for p in model.parameters()])
+        superop.unpatch(model)
+        for a, b in zip(*grads):
+            near(a, b)
+
+
 def test_weights_of_attention_are_eagers():
     for device, model in everywhere([llama, qwen3]):
         x = ids(2, 12, device)
@@ -448,6 +469,29 @@ def test_a_part_that_was_patched_before_is_patched_anew():
     superop.unpatch(model)
     assert model.config._attn_implementation == "eager"
     assert not any("forward" in m.__dict__ or hasattr(m, "_superop") for m in model.modules())
+
+
+def test_what_inference_mode_left_behind_serves_outside_of_it():
+    from transformers import DynamicCache
+
+    from superop import hf
+
+    hf._small.kept.clear()
+    for device, model in everywhere([qwen2, gemma3]):
+        x = ids(2, 12, device)
+
+        def run(m):
+            cache, out = DynamicCache(config=m.config), []
+            for i in range(4):  # in and out of it, over one cache
+                with torch.inference_mode() if i % 2 == 0 else torch.no_grad():
+                    out.append(m(x[:, 3 * i : 3 * i + 3], past_key_values=cache).logits.clone())
+            return torch.cat([o.clone() for o in out], 1)
+
+        near(*eager_then_patched(model, run))
+        model.set_attn_implementation("superop")
+        with torch.inference_mode():
+            model(x)
+        model(x, labels=x).loss.backward()
 
 
 def test_small_parameters_that_were_read_in_inference_mode():
