@@ -168,7 +168,7 @@ _PLAIN = {
     "position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "is_causal", "cache_position",
     "num_items_in_batch", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "position_embeddings", "cache",
     "read_index", "write_index", "block_table", "logits_to_keep", "labels", "dropout", "attention_mask",
-    "is_first_iteration", "s_aux", "softcap",
+    "is_first_iteration", "s_aux", "softcap", "output_router_logits",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ What a layer cannot do for a call (gradients, weights of attention, a type) goes
 call, counted in superop.fallbacks() and said once."""
 
 import threading
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -387,6 +388,12 @@ def _rope_types(rotary):
     return set(kind.values()) if isinstance(kind, dict) else {kind}
 
 
+class _Text(str):
+    """Shown in lines where an interpreter shows a value."""
+
+    __repr__ = str.__str__
+
+
 class Patched:
     """What patch() did: how many layers run on superop, and why others do not."""
 
@@ -451,6 +458,10 @@ def patch(model, stack=None, tokens=32768, sequences=64, step_tokens=2048):
         patched.implementation = model.config._attn_implementation
         model.set_attn_implementation("superop")
     object.__setattr__(model, "_superop", patched)
+    if not patched.layers:
+        patched.apart = "no layer is patched"
+        known = ", ".join(name.removesuffix("DecoderLayer") for name in _FAMILIES)
+        warnings.warn(f"superop: nothing of this {type(model).__name__} is patched, only layers of {known} are", stacklevel=2)
     if decoder is not None and (stack or (stack is None and decoder.embed_tokens.weight.is_cuda)):
         patched.apart = "some layers are not patched" if patched.refused else _stack.refusal(model, decoder)
         if patched.apart is None:
@@ -485,7 +496,7 @@ def explain(model, batch=1, length=1):
     patched = getattr(model, "_superop", None)
     layer = next((m for m in patched.modules if isinstance(m.__dict__.get("forward"), _Layer)), None) if patched else None
     if layer is None:
-        return "superop: this model is not patched"
+        return _Text("superop: this model is not patched")
     weight = layer.self_attn.o_proj.weight
     x = torch.zeros(batch, length, weight.shape[0], dtype=weight.dtype, device=weight.device)
     positions = torch.arange(length, device=weight.device).unsqueeze(0)
@@ -496,4 +507,4 @@ def explain(model, batch=1, length=1):
     with _lib.rows() as seen, torch.no_grad():
         layer.forward(x, position_ids=positions)
     lines += [f"  {op:14} {row}" for op, row in seen]
-    return "\n".join(lines + [repr(patched)])
+    return _Text("\n".join(lines + [repr(patched)]))

@@ -505,9 +505,21 @@ def test_small_parameters_that_were_read_in_inference_mode():
         superop.unpatch(model)
 
 
+def test_a_model_of_which_nothing_is_patched_is_said():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=97, n_embd=64, n_layer=1, n_head=4))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        done = superop.patch(model, stack=True)
+    assert done.layers == 0 and "no layer is patched" in repr(done)
+    assert any("nothing of this GPT2LMHeadModel is patched" in str(w.message) for w in said)
+    superop.unpatch(model)
+
+
 def test_explain_names_the_rows():
     for device, model in everywhere([qwen2]):
-        assert "not patched" in superop.explain(model)
+        assert repr(superop.explain(model)) == "superop: this model is not patched"
         superop.patch(model)
         text = superop.explain(model, batch=2, length=7)
         for word in ("rope", "attention", "add_rms_norm", "3 layers patched", "batch 2, length 7"):
