@@ -179,13 +179,11 @@ static bool arrange(const struct operand *o, struct tensor *t, bool split)
     if (o->stars == 1) {
         fits = fold(t, 0, lead, &t->extent[0], &t->step[0]);
     } else if (o->stars == 2) {
-        t->extent[1] = 1;
-        t->step[1] = 0;
-        if (split && lead > 0) {
-            t->extent[1] = t->size[lead - 1];
-            t->step[1] = t->stride[lead - 1];
-        }
-        fits = fold(t, 0, split && lead > 0 ? lead - 1 : lead, &t->extent[0], &t->step[0]);
+        /* 0 heads would say that a desc does not know how many there are: then they are no tokens */
+        const bool heads = split && lead > 0 && t->size[lead - 1] != 0;
+        t->extent[1] = heads ? t->size[lead - 1] : 1;
+        t->step[1] = heads ? t->stride[lead - 1] : 0;
+        fits = fold(t, 0, heads ? lead - 1 : lead, &t->extent[0], &t->step[0]);
     }
     for (int32_t i = 0; i < rest; i++) {
         t->extent[o->stars + i] = t->size[lead + i];
@@ -511,6 +509,14 @@ static bool arguments(struct run *r, int32_t n, char *desc)
     return (r->given || make_outputs(r)) && describe(r, desc);
 }
 
+/* Whether there are outputs, and no element in any. */
+static bool all_empty(const struct run *r)
+{
+    for (int32_t i = 0; i < r->op->n_outs; i++)
+        if (extent_bytes(&r->op->out[i], &r->tensor[r->op->n_args + i]) != 0) return false;
+    return r->op->n_outs > 0;
+}
+
 static bool work(struct run *r)
 {
     const struct sop_torch_op *op = r->op;
@@ -521,6 +527,7 @@ static bool work(struct run *r)
     void *stream = NULL;
     if (!arguments(r, n, desc) && (!r->conflict || !densify(r) || !arguments(r, n, desc)))
         return false;
+    if (all_empty(r)) return true;
     const bool on_cuda = r->device_type != sop_shim.cpu();
     if (on_cuda && sop_shim.stream(r->device_index, &stream))
         return fail(r, "there is no current stream");

@@ -11,12 +11,13 @@ ops = torch.ops.superop
 
 
 class Past:
-    """Keys and values [b, g, max_seq_len, d] of a block, of which the first `length` are there."""
+    """Keys and values [b, g, max_seq_len, d] of a block, of which the first `length` are there; graph: these
+    once more, as gradients go back through them."""
 
     def __init__(self, b, g, most, d, like):
         with torch.inference_mode(False):  # what is made within could not be written outside of it
             self.keys, self.values = (torch.zeros(b, g, most, d, dtype=like.dtype, device=like.device) for _ in range(2))
-        self.length = 0
+        self.length, self.graph = 0, None
 
     def get_seq_length(self):
         return self.length
@@ -28,7 +29,7 @@ class Past:
             raise ValueError(f"superop: {self.length} keys and {n} more, max_seq_len is {most}")
         self.keys[:, :, self.length : self.length + n] = k
         self.values[:, :, self.length : self.length + n] = v
-        self.length += n
+        self.length, self.graph = self.length + n, None
 
 
 class SuperAttentionEngine(nn.Module):
@@ -100,11 +101,13 @@ class SuperAttentionEngine(nn.Module):
         if use_cache or past is not None:
             if past is None:
                 past = Past(b, g, self.max_seq_len, d, k)
+            keys, values = past.keys, past.values
             if grad:
-                keys, values = (torch.cat([old[:, :, :had], new], 2) for old, new in ((past.keys, k), (past.values, v)))
+                there = past.graph or (keys[:, :, :had], values[:, :, :had])
+                keys, values = (torch.cat([old, new], 2) for old, new in zip(there, (k, v)))
             past.append(k.detach(), v.detach())
-            if not grad:
-                keys, values = past.keys, past.values
+            if grad:
+                past.graph = keys, values
         else:
             keys, values = k, v
         m, scale = had + n, d**-0.5

@@ -399,7 +399,7 @@ class Patched:
 
     def __init__(self):
         self.layers, self.refused, self.modules = 0, {}, []
-        self.implementation = self.stack = None
+        self.attention, self.stack = [], None
         self.whole = False  # whether the model's own forward is another (that it is no module here makes no cycle)
         self.apart = "not asked for"  # why the decoder is not one operator
 
@@ -455,7 +455,8 @@ def patch(model, stack=None, tokens=32768, sequences=64, step_tokens=2048):
     if patched.layers and head is not None and _plain(head):
         _bind(patched, head, _Alone(head, lambda group: _Linears(group, head)))
     if patched.layers and hasattr(model, "set_attn_implementation"):
-        patched.implementation = model.config._attn_implementation
+        configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "set_attn_implementation")}
+        patched.attention = [(config, config._attn_implementation) for config in configs.values()]
         model.set_attn_implementation("superop")
     object.__setattr__(model, "_superop", patched)
     if not patched.layers:
@@ -482,8 +483,8 @@ def unpatch(model):
         return
     for module in (*patched.modules, *([model] if patched.whole else ())):
         module.__dict__.pop("forward", None)
-    if patched.implementation is not None:
-        model.set_attn_implementation(patched.implementation)
+    for config, implementation in patched.attention:
+        config._attn_implementation = implementation
     object.__delattr__(model, "_superop")
 
 

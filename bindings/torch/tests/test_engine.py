@@ -89,6 +89,20 @@ def test_a_cache_of_inference_mode_goes_on_outside_of_it():
         near(y, plain(e, x)[0][:, 5:])
 
 
+def test_gradients_go_back_through_a_cache():
+    for device in DEVICES:
+        e = make(device)
+        x, grads = torch.randn(2, 9, 64, device=device), []
+        for borders in ((0, 9), (0, 5, 6, 9)):
+            past, parts = None, []
+            for a, z in zip(borders, borders[1:]):
+                y, _, past = e(x[:, a:z], past_key_value=past, use_cache=True)
+                parts.append(y)
+            grads.append(torch.autograd.grad(torch.cat(parts, 1).square().sum(), list(e.parameters())))
+        for a, b in zip(*grads):
+            near(a, b)
+
+
 def test_masks_and_weights():
     for device in DEVICES:
         e = make(device)

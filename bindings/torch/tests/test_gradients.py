@@ -136,6 +136,30 @@ def test_strided_and_expanded_gradients_arrive():
             assert (a.grad.double() - b.grad).abs().max() < 1e-5
 
 
+def test_no_rows_have_gradients_too():
+    """Batches without a row: gradients of what came in are empty, those of parameters 0."""
+    needs_backward()
+    x, w, b = (torch.randn(*s) for s in ((3, 10), (10,), (10,)))
+    q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    for device, (f, *args) in itertools.product(
+        DEVICES,
+        (
+            (superop.rms_norm, x[:0], w),
+            (lambda x, w: superop.add_rms_norm(x, x, w)[0], x[:0], w),
+            (superop.layer_norm, x[:0], w, b),
+            (superop.bias_act, x[:0], b),
+            (superop.gated, x[:0]),
+            (superop.softmax, x[:0]),
+            (superop.linear, x[:0], torch.randn(4, 10), torch.randn(4)),
+            (superop.attention, q[:0], k[:0], v[:0]),
+            (superop.attention, q[:, :, :0], k, v),
+        ),
+    ):
+        args = [a.detach().to(device).requires_grad_() for a in args]
+        f(*args).sum().backward()
+        assert all(a.grad.shape == a.shape and not a.grad.any() for a in args)
+
+
 def test_a_small_transformer_learns_as_with_pytorch():
     needs_backward()
 

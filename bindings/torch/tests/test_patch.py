@@ -204,6 +204,20 @@ def test_unpatch_restores_the_model():
         assert model.config._attn_implementation == "sdpa"
 
 
+def test_parts_get_their_own_attention_back():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedModel
+
+    text = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=56, patch_size=14)
+    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config={**text, "head_dim": 32}, vision_config=vision, mm_tokens_per_image=4))
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    names = lambda: [m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)]  # noqa: E731
+    before = names()
+    assert superop.patch(model).layers == 2 and set(names()) == {"superop"}
+    superop.unpatch(model)
+    assert names() == before and len(set(before)) == 2
+
+
 def test_parameters_are_the_models_own():
     for device, model in everywhere([qwen2]):
         model = model.to(torch.bfloat16)
