@@ -457,6 +457,7 @@ def test_errors_are_one_sentence():
         refused("rmsnorm", lambda: ops.add_rms_norm(x.double(), x, w))  # all float64, or none
         refused("r_out has other strides", lambda: ops.add_rms_norm.out(x, x, w, y=torch.empty_like(x), r_out=strided(x)))
         refused("y is written in place", lambda: ops.rms_norm.out(x, w, y=torch.empty(64, 3, device=device).T))
+        refused("rms_norm: operands on", lambda: ops.rms_norm(x, w.to("meta")))
         refused("linear_packed: w has rows of 64 bytes", lambda: ops.linear_packed(x, x.new_zeros(5, 64, dtype=torch.uint8), 16))
     if "cuda" in DEVICES:
         refused("w is on another device", lambda: ops.rms_norm(randn(3, 64, device="cuda"), randn(64)))
