@@ -616,6 +616,29 @@ def test_a_step_is_recorded_in_a_graph():
         superop.unpatch(model)
 
 
+def test_tokens_are_eagers_or_ties():
+    """Of 1 to 64 prompts of mixed lengths, and around 4,096: where a token is another one, eager's own
+    logits of the two are hardly apart, and that is rare."""
+    for device, maker, dtype in itertools.product(DEVICES, (llama, qwen2, gemma3), (torch.float32, torch.float16, torch.bfloat16)):
+        cases = [(b, 40, torch.randint(1, 41, (b, 1), generator=torch.Generator().manual_seed(b))) for b in (1, 7, 64)]
+        cases += [(1, n, torch.tensor([[n]])) for n in (4095, 4096, 4097)] if dtype is torch.float32 else []
+        model = make(maker, device, dtype, room=8192)
+        for b, n, lengths in cases:
+            x, mask = ids(b, n, device, b), (torch.arange(n) >= n - lengths).long().to(device)
+            run = lambda m: m.generate(  # noqa: E731
+                x, attention_mask=mask, max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True
+            )
+            want, got = eager_then_patched(model, run)
+            others = 0
+            for row in (want.sequences != got.sequences).any(1).nonzero()[:, 0].tolist():
+                at = int((want.sequences[row] != got.sequences[row]).nonzero()[0])
+                logits = want.logits[at - n][row].float()
+                apart = logits[want.sequences[row, at]] - logits[got.sequences[row, at]]
+                assert dtype is not torch.float32 and apart < 0.05 * logits.std(), (maker.__name__, dtype, b, n, float(apart))
+                others += 1
+            assert others <= max(2, b // 5), (maker.__name__, dtype, b, others)
+
+
 def test_tokens_of_a_real_shape_are_eagers():
     """Qwen2-0.5B's layers, fewer of them: each next token is eager's, or one of two that eager can hardly
     tell apart in this type."""
