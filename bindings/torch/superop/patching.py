@@ -31,6 +31,14 @@ _FAMILIES = {
     "MistralDecoderLayer": (0.0, False),
     "Gemma3DecoderLayer": (1.0, True),
 }
+# What a layer is made of, and how Transformers names the class behind the name of the family.
+_PARTS = {
+    "": "DecoderLayer",
+    "self_attn": "Attention",
+    "mlp": "MLP",
+    **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"), "RMSNorm"),
+    **dict.fromkeys(("q_norm", "k_norm"), "RMSNorm"),
+}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ROPES = ("default", "linear", "llama3", "yarn")
 _ACTS = {
@@ -170,7 +178,17 @@ class _LazyRope:
 
 def _plain(module):
     """Whether a module is a linear without anything around it, of weights that lie as they look."""
-    return type(module) is nn.Linear and not hasattr(module, "_hf_hook") and type(module.weight.data) is torch.Tensor
+    if type(module) is not nn.Linear or hasattr(module, "_hf_hook") or "forward" in module.__dict__:
+        return False
+    return type(module.weight.data) is torch.Tensor
+
+
+def _strange(module, name):
+    """Why a module is not what Transformers has under a name, or None."""
+    kind = type(module)
+    if kind.__name__ != name or not kind.__module__.startswith("transformers.models."):
+        return f"a {kind.__name__}"
+    return "of a forward of its own" if "forward" in module.__dict__ else None
 
 
 class _Layer(Bound):
@@ -182,7 +200,7 @@ class _Layer(Bound):
         self.steps, self.traced = steps, traced
         self.rotary, self.first, self.sandwich, self.watch = rotary, first, sandwich, Watch(module)
         self.kind = getattr(attn, "layer_type", None)
-        self.index, self.dim, self.scaling = attn.layer_idx, attn.head_dim, attn.scaling
+        self.index, self.dim, self.attn = attn.layer_idx, attn.head_dim, attn
         self.causal = getattr(attn, "is_causal", True)
         self.dropout = getattr(attn, "attention_dropout", 0.0)
         mistral = type(module).__name__ == "MistralDecoderLayer"
@@ -205,12 +223,18 @@ class _Layer(Bound):
     def refusal(module):
         """Why this layer cannot be patched, or None."""
         attn, mlp = module.self_attn, module.mlp
+        family = type(module).__name__.removesuffix("DecoderLayer")
+        for name, inner in module.named_modules():
+            kind = _PARTS.get(name.rpartition(".")[2])
+            why = kind and not hasattr(inner, "_hf_hook") and _strange(inner, family + kind)
+            if why:
+                return f"{name} is {why}" if name else f"a layer {why}"
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             if not _plain(getattr(attn, name)):
-                return f"{name} is a {type(getattr(attn, name)).__name__}"
+                return f"{name} is no plain linear but a {type(getattr(attn, name)).__name__}"
         for name in ("gate_proj", "up_proj", "down_proj"):
             if not _plain(getattr(mlp, name)):
-                return f"{name} is a {type(getattr(mlp, name)).__name__}"
+                return f"{name} is no plain linear but a {type(getattr(mlp, name)).__name__}"
         if type(mlp.act_fn).__name__ not in _ACTS:
             return f"the activation {type(mlp.act_fn).__name__}"
         if hasattr(module, "_hf_hook"):
@@ -218,6 +242,8 @@ class _Layer(Bound):
         for name, inner in module.named_modules():
             if name and hooked(inner):
                 return f"a hook on {name}"
+            if name and "forward" in inner.__dict__:
+                return f"{name} has a forward of its own"
         return None
 
     def not_now(self, x, mask, cache, kwargs):
@@ -275,7 +301,7 @@ class _Layer(Bound):
                 k, v = kp[0, :m], vp[0, :m]
             q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
             longest = int(kwargs.get("max_length_k") or (cu_k[1:] - cu_k[:-1]).max())
-            o = _attention.packed(q, k, v, cu, cu_k, longest, self.scaling, self.causal, self.window)
+            o = _attention.packed(q, k, v, cu, cu_k, longest, self.attn.scaling, self.causal, self.window)
             return o.view(b, n, h * d)
         if cache is None:
             kp, vp = (x.transpose(1, 2) for x in _attention.whole_pages(*self.as_cached(b, n, k, v)))
@@ -289,7 +315,7 @@ class _Layer(Bound):
                 index, mask = step.shifted(mask, said, g * kp.shape[1], index), None
             else:
                 mask = _attention.dense(mask, q.view(b, n, h, d).transpose(1, 2), m, self.causal, self.window)
-        o = _attention.over_pages(q, kp, vp, index, mask, self.scaling, self.causal, self.window)
+        o = _attention.over_pages(q, kp, vp, index, mask, self.attn.scaling, self.causal, self.window)
         return o.view(b, n, h * d)
 
     def as_cached(self, b, n, *parts):
@@ -437,19 +463,21 @@ def patch(model, stack=None, tokens=32768, sequences=64, step_tokens=2048):
             why = f"a {type(layer).__name__}" if family is None else _Layer.refusal(layer)
             if why is None and odd:
                 why = f"rope of type {', '.join(sorted(odd))}"
+            if why is None and (strange := _strange(rotary, type(layer).__name__.replace("DecoderLayer", "RotaryEmbedding"))):
+                why = f"rotary_emb is {strange}"
             if why is not None:
                 patched.refused[f"{name}.layers.{i}".lstrip(".")] = why
                 continue
             _bind(patched, layer, _Layer(layer, group, steps, traced, rotary, first, *family))
             patched.layers += 1
-            first, offset = False, family[0]
+            first, offset, kind = False, family[0], type(layer).__name__.replace("DecoderLayer", "RMSNorm")
         if first:
             continue
         decoder = parent
         group.refresh()  # here, so that nothing of it is made inside a recording
         _bind(patched, rotary, _Rotary(rotary))
         norm = getattr(parent, "norm", None)
-        if norm is not None and type(norm).__name__.endswith("RMSNorm"):
+        if norm is not None and _strange(norm, kind) is None:
             _bind(patched, norm, _Alone(norm, lambda group: _Norm(norm, offset, group)))
     head = getattr(model, "lm_head", None)
     if patched.layers and head is not None and _plain(head):

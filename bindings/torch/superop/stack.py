@@ -18,6 +18,7 @@ import weakref
 
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -144,6 +145,26 @@ class StackLayer(DynamicLayer):
     batch_select_indices, lazy_initialization = map(_does, ("batch_select_indices", "lazy_initialization"))
 
 
+def _not_said(config, decoder):
+    """What of the layers is not as the config says, which is all that the library is told; or None."""
+    table, kind = decoder.embed_tokens, type(decoder.embed_tokens).__name__
+    if kind not in ("Embedding", "Gemma3TextScaledWordEmbedding") or table.max_norm is not None or "forward" in table.__dict__:
+        return f"embed_tokens is a {kind} of its own"
+    scale = (getattr(config, "query_pre_attn_scalar", None) or decoder.layers[0].self_attn.head_dim) ** -0.5
+    act = type(ACT2FN[getattr(config, "hidden_activation", None) or config.hidden_act])
+    for name, m in decoder.named_modules():
+        if abs(getattr(m, "scaling", scale) - scale) > 1e-6 * scale:
+            return f"{name} scales by {m.scaling:g}, not {scale:g}"
+        eps = getattr(m, "variance_epsilon", getattr(m, "eps", config.rms_norm_eps))
+        if eps != config.rms_norm_eps:
+            return f"{name} adds {eps:g}, not {config.rms_norm_eps:g}"
+        if name.endswith(".act_fn") and type(m) is not act:
+            return f"{name} is a {type(m).__name__}, not a {act.__name__}"
+        if not getattr(m, "is_causal", True):
+            return f"{name} is not causal"
+    return None if isinstance(decoder.norm.__dict__.get("forward"), Bound) else f"norm is a {type(decoder.norm).__name__}"
+
+
 def refusal(model, decoder):
     """Why the decoder of this patched model cannot be one operator, or None."""
     config, head = decoder.config, getattr(model, "lm_head", None)
@@ -153,6 +174,11 @@ def refusal(model, decoder):
         return "no plain head"
     if any(hasattr(m, "_hf_hook") for m in (model, decoder, decoder.embed_tokens, head)):
         return "a hook of accelerate's"
+    why = _not_said(config, decoder)
+    if why is not None:
+        return why
+    if "forward" in model.__dict__ or "forward" in decoder.__dict__:
+        return "a forward of its own"
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
         return "layers with a window"
     if type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None:

@@ -345,7 +345,7 @@ def test_what_cannot_be_patched_is_named():
         model.model.layers[0].self_attn.q_proj = torch.nn.Sequential(model.model.layers[0].self_attn.q_proj)
         done = superop.patch(model)
         assert done.layers == 0 and set(done.refused.values()) == {
-            "q_proj is a Sequential",
+            "q_proj is no plain linear but a Sequential",
             "the activation Tanh",
             "a hook on mlp.up_proj",
         }, done
@@ -529,6 +529,54 @@ def test_a_model_of_which_nothing_is_patched_is_said():
     assert done.layers == 0 and "no layer is patched" in repr(done)
     assert any("nothing of this GPT2LMHeadModel is patched" in str(w.message) for w in said)
     superop.unpatch(model)
+
+
+def test_parts_that_are_not_transformers_own_stay():
+    """What somebody changed before patch() counts, is named, and is there after unpatch()."""
+
+    def doubled(name):
+        def change(model):
+            part = model.get_submodule(name)
+            part.__class__ = type(type(part).__name__ + "X2", (type(part),), {"forward": lambda self, x: 2 * super(type(self), self).forward(x)})
+
+        return change
+
+    def wrapped(name):
+        def change(model):
+            part = model.get_submodule(name)
+            old = part.forward
+            part.forward = lambda *args, **kw: 2 * old(*args, **kw)
+
+        return change
+
+    def put(name, key, value):
+        return lambda model: setattr(model.get_submodule(name), key, value)
+
+    one = "model.layers.1."
+    changes = [
+        (wrapped("model.layers.1"), "a layer of a forward of its own"),
+        (wrapped(one + "mlp"), "mlp is of a forward of its own"),
+        (wrapped(one + "mlp.up_proj"), "up_proj is no plain linear but a Linear"),
+        (doubled(one + "post_attention_layernorm"), "post_attention_layernorm is a Qwen2RMSNormX2"),
+        (doubled("model.norm"), "norm is a Qwen2RMSNormX2"),
+        (doubled("model.embed_tokens"), "embed_tokens is a EmbeddingX2 of its own"),
+        (wrapped("model.embed_tokens"), "embed_tokens is a Embedding of its own"),
+        (put(one + "self_attn", "scaling", 0.7), "layers.1.self_attn scales by 0.7, not 0.25"),
+        (put(one + "input_layernorm", "variance_epsilon", 0.5), "layers.1.input_layernorm adds 0.5, not 1e-06"),
+        (put(one + "mlp", "act_fn", torch.nn.GELU()), "the activation GELU"),
+    ]
+    for device, stack, (change, why) in itertools.product(DEVICES, (False, True), changes):
+        model, x = make(qwen2, device), ids(2, 12, device)
+        model.set_attn_implementation("eager")
+        change(model)
+        before = {name: (type(m), m.__dict__.get("forward")) for name, m in model.named_modules()}
+        with torch.no_grad():
+            want = model(x, logits_to_keep=1).logits
+            done = superop.patch(model, stack=stack)
+            assert done.stack is None and (not stack or why in repr(done)), (why, done)
+            near(want, model(x, logits_to_keep=1).logits)
+        superop.unpatch(model)
+        assert before == {name: (type(m), m.__dict__.get("forward")) for name, m in model.named_modules()}
 
 
 def test_explain_names_the_rows():
