@@ -214,7 +214,7 @@ class Stack:
         some = (model.lm_head, decoder.embed_tokens, decoder.layers[0].self_attn.o_proj, decoder.layers[-1].mlp.down_proj)
         self.watched = [(m._parameters, m.weight.data_ptr()) for m in some]  # where parameters were
         self.watch = Watch(model)
-        self.dtype, self.device, self.vocab = head.dtype, head.device, head.shape[0]
+        self.dtype, self.device, self.vocab, self.rows = head.dtype, head.device, head.shape[0], table.shape[0]
         self.index = -1
         self.stream = None
         if self.device.type == "cuda":
@@ -367,7 +367,7 @@ class Stack:
         for seq, length in zip(seqs, lengths):
             why = _extend(self.handle, seq, length)
             if why:
-                _attention._fallback(f"a cache that does not fit in the stack ({why.decode()})")
+                _attention._fallback("a cache that does not fit in the stack", why.decode())
                 for seq in seqs:
                     self.end(seq)
                 return None
@@ -389,7 +389,7 @@ class Stack:
         """Whether a call is anything for the stack at all."""
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.decoder.parameters()):
             return False
-        if ids is None or ids.dim() != 2 or ids.device != self.device or ids.shape[1] == 0:
+        if ids is None or ids.dim() != 2 or ids.device != self.device or ids.numel() == 0:
             return False
         for key, value in kwargs.items():
             if value is not None and value is not False and key not in _KNOWN:
@@ -403,6 +403,8 @@ class Stack:
             return False
         if cache is not None and type(cache) is not DynamicCache:
             return False
+        if self.index < 0 and not 0 <= int(ids.min()) <= int(ids.max()) < self.rows:
+            return False  # the table says so as it always does
         if self.index >= 0 and (
             torch._C._cuda_getCurrentRawStream(self.index) != self.stream or torch.cuda.is_current_stream_capturing()
         ):
@@ -506,7 +508,7 @@ class Stack:
         at = None if pos is None else pos.data_ptr()
         why = _put(self.handle, b, held.seqs, held.ones, held.ones, ids.data_ptr(), at, logits.data_ptr())
         if why:
-            _attention._fallback(f"a step that the stack refuses ({why.decode()})")
+            _attention._fallback("a step that the stack refuses", why.decode())
             return None
         return logits.to(self.dtype)
 
@@ -538,7 +540,7 @@ class Stack:
                 items.append((seq, n, want if every or not left else 0))
                 why = flush() if not room or (not left and i == len(seqs) - 1) else None
                 if why:
-                    _attention._fallback(f"a prompt that the stack refuses ({why.decode()})")
+                    _attention._fallback("a prompt that the stack refuses", why.decode())
                     return None
         return logits.to(self.dtype)
 
