@@ -5,6 +5,7 @@ from torch import nn
 
 from . import hf as _attention
 from . import functional as SF
+from .bound import Watch
 from .patching import _Group, _Linears
 
 ops = torch.ops.superop
@@ -71,10 +72,10 @@ class SuperAttentionEngine(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.dim, hidden_size, **{**kw, "bias": False})
         freqs = 1.0 / rope_base ** (torch.arange(0, self.dim, 2, dtype=torch.float32, device=device) / self.dim)
         self.register_buffer("freqs", freqs, persistent=False)
-        self._linears = None
+        self._linears, self._watch = None, Watch(self)
 
-    def _project(self, x, grad):
-        if grad:
+    def _project(self, x, called):
+        if called:
             return torch.cat([p(x) for p in (self.q_proj, self.k_proj, self.v_proj)], -1)
         if self._linears is None:
             group = _Group()
@@ -93,7 +94,9 @@ class SuperAttentionEngine(nn.Module):
         had = past.length if past is not None else 0
         if position_ids is None:
             position_ids = torch.arange(had, had + n, device=x.device).unsqueeze(0)
-        qkv = self._project(x, grad)
+        # with gradients, or where somebody changed them since, the projections are called
+        called = grad or torch.is_autocast_enabled(x.device.type) or self._watch.changed() is not None
+        qkv = self._project(x, called)
         both = qkv[..., : (h + g) * d].view(b, n, h + g, d)
         both = SF.rope(both, position_ids.expand(b, n).to(torch.int32).contiguous(), self.freqs.float())
         q, k = both[:, :, :h].transpose(1, 2), both[:, :, h:].transpose(1, 2)
@@ -127,4 +130,4 @@ class SuperAttentionEngine(nn.Module):
             index = _attention.index_of(b, n, m, x.device)
             o, weights = _attention.core(q, keys, values, mask, scale, True, self.window, index=index), None
         o = o.reshape(b, n, h * d)
-        return self.o_proj(o) if grad else self._linears[2](o), weights, past if use_cache else None
+        return self.o_proj(o) if called else self._linears[2](o), weights, past if use_cache else None

@@ -1,5 +1,6 @@
 """SuperAttentionEngine against the same block of plain PyTorch in float64."""
 
+import copy
 import itertools
 
 import torch
@@ -101,6 +102,23 @@ def test_gradients_go_back_through_a_cache():
             grads.append(torch.autograd.grad(torch.cat(parts, 1).square().sum(), list(e.parameters())))
         for a, b in zip(*grads):
             near(a, b)
+
+
+def test_projections_that_were_replaced_or_are_listened_to():
+    for device in DEVICES:
+        e, x = make(device), torch.randn(2, 9, 64, device=device)
+        with torch.no_grad():
+            near(e(x)[0], plain(e, x)[0])
+            hook = e.o_proj.register_forward_hook(lambda *a: a[2] * 2)
+            near(e(x)[0], 2 * plain(e, x)[0])
+            hook.remove()
+            near(e(x)[0], plain(e, x)[0])
+            other = torch.nn.Linear(64, 64, bias=False, device=device)
+            e.q_proj = torch.nn.Sequential(other)
+            got = e(x)[0]
+            e.q_proj = other
+            near(got, plain(e, x)[0])
+            near(copy.deepcopy(e)(x)[0], plain(e, x)[0])
 
 
 def test_masks_and_weights():
