@@ -534,6 +534,8 @@ def explain(model, batch=1, length=1):
         lines += ["the decoder as one operator:"] + [f"  {text}" for text in patched.stack.lines(batch, length)]
         lines += ["one of its layers alone:"]
     with _lib.rows() as seen, torch.no_grad():
-        layer.forward(x, position_ids=positions)
-    lines += [f"  {op:14} {row}" for op, row in seen]
+        why = layer.forward.not_now(x, None, None, {})
+        if why is None:
+            layer.forward(x, position_ids=positions)
+    lines += [f"  {op:14} {row}" for op, row in seen] if why is None else [f"  as Transformers has it: {why}"]
     return _Text("\n".join(lines + [repr(patched)]))

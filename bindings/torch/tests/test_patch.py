@@ -586,6 +586,8 @@ def test_explain_names_the_rows():
         text = superop.explain(model, batch=2, length=7)
         for word in ("rope", "attention", "add_rms_norm", "3 layers patched", "batch 2, length 7"):
             assert word in text, text
+        model.model.layers[0].mlp.up_proj = torch.nn.Identity()
+        assert "as Transformers has it: a decoder layer with another up_proj" in superop.explain(model)
         superop.unpatch(model)
 
 
