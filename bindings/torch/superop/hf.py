@@ -44,15 +44,19 @@ class _Small:
         self.kept = collections.OrderedDict()
 
     def __call__(self, make, device, *key):
-        if torch.compiler.is_compiling() or (
-            device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        ):
+        stream = 0
+        if torch.compiler.is_compiling():
             return make(device, *key)
-        key = (make, device, *key)
-        value = self.kept.get(key)
+        if device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return make(device, *key)
+            # each stream its own: another would not wait for them to be made, nor with freeing them
+            stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if device.index is None else device.index)
+        name = (make, device, stream, *key)
+        value = self.kept.get(name)
         if value is None:
             with torch.inference_mode(False):  # others may want them outside of it
-                value = self.kept[key] = make(device, *key[2:])
+                value = self.kept[name] = make(device, *key)
             if len(self.kept) > 64:
                 self.kept.popitem(last=False)
         return value

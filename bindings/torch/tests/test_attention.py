@@ -189,6 +189,18 @@ def test_weights_of_attention_come_through_the_fallback():
             near(a, b)
 
 
+def test_small_tensors_belong_to_their_stream():
+    if "cuda" not in DEVICES:
+        raise Skip("there is no card")
+    from superop.hf import index_of
+
+    device = torch.device("cuda", 0)
+    here = index_of(3, 1, 7, device)
+    assert all(a is b for a, b in zip(here, index_of(3, 1, 7, device)))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert not any(a is b for a, b in zip(here, index_of(3, 1, 7, device)))
+
+
 def test_other_models_through_the_same_interface():
     """Experts, sinks, caps, layers without a direction: none of it falls back."""
     import transformers as t
