@@ -32,7 +32,7 @@ def fallbacks():
 @torch.compiler.assume_constant_result  # said and counted once for a graph, when it is made
 def _fallback(why, numbers=""):
     if not _counts[why]:
-        warnings.warn(f"superop: {why}{numbers and f' ({numbers})'}; such calls run on PyTorch's own attention", stacklevel=4)
+        warnings.warn(f"superop: {why}{numbers and f' ({numbers})'}; such calls go the model's old way", stacklevel=4)
     _counts[why] += 1
 
 

@@ -437,10 +437,11 @@ def test_hooks_that_came_since_are_called():
 
 
 def test_threads_share_a_patched_model():
-    for device, model in everywhere([qwen2, gemma3]):
+    for device, (maker, stack) in itertools.product(DEVICES, ((qwen2, False), (qwen2, True), (gemma3, False))):
+        model = make(maker, device)
         xs = [ids(1 + i % 3, 10 + 3 * i, device, i) for i in range(6)]
         want = [model.generate(x, max_new_tokens=10, do_sample=False) for x in xs]
-        superop.patch(model, stack=False)
+        superop.patch(model, stack=stack)
         wrong, every = [], sys.getswitchinterval()
 
         def work(i):
