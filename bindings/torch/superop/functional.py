@@ -266,7 +266,7 @@ def attention(q, k, v, scale=None, causal=True, window=0, cap=0.0):
     """Attention of q [b, h, n, d] over k, v [b, g, m, d], the last query at the last key; o as q."""
     from .hf import core
 
-    args = float(q.shape[-1] ** -0.5 if scale is None else scale), int(causal), int(window), float(cap)
+    args = float(scale or q.shape[-1] ** -0.5), int(causal), int(window), float(cap)
     if _grad(q, k, v):
         return _Attention.apply(q, k, v, *args)
     return core(q, k, v, None, *args).transpose(1, 2)
