@@ -591,6 +591,32 @@ def test_threads_share_plans():
     assert not wrong
 
 
+def test_calls_alike_in_all_but_one_thing():
+    """What a call finds is kept for the next one like it: every type, extent, stride and number counts."""
+    for device in DEVICES:
+        w, b = randn(64, device=device), randn(64, device=device)
+        half = torch.float16 if device == "cpu" else torch.bfloat16
+        wide = randn(5, 128, device=device)
+        live = torch.tensor([2], dtype=torch.int32, device=device)
+        calls = []
+        for x in (wide[:, :64], wide[:, 64:], wide[:4, :64], wide[:, :64].contiguous(), wide[:, :64].to(half), wide[:, :64].reshape(5, 1, 64)):
+            for eps, offset in ((1e-6, 0.0), (0.5, 0.0), (1e-6, 1.0)):
+                calls.append(lambda x=x, a=(eps, offset): ops.rms_norm(x, w, *a))
+            calls.append(lambda x=x: ops.rms_norm(x, w, live=live)[:1])
+            calls.append(lambda x=x: ops.add_rms_norm(x, x, w)[1])
+            calls.append(lambda x=x: ops.rms_norm.out(x, w, y=(y := torch.empty_like(x))) or y)
+            for act in (1, 3):
+                calls += [lambda x=x, act=act: ops.bias_act(x, b, act=act), lambda x=x, act=act: ops.bias_act(x, b, x, act)]
+        first = [f() for f in calls]
+        for f, want in reversed(list(zip(calls, first))):
+            for got in (f(), f()):
+                assert got.dtype is want.dtype and got.stride() == want.stride() and torch.equal(got, want)
+        x = wide[:, :64]
+        close(ops.rms_norm(x, w), rms(x.double(), w.double()))
+        close(ops.rms_norm(x, w, 0.5), rms(x.double(), w.double(), 0.5))
+        close(ops.rms_norm(x, w, 1e-6, 1.0), rms(x.double(), w.double() + 1))
+
+
 def test_kept_plans_are_bounded():
     w = randn(8)
     for n in range(1, 5000):
