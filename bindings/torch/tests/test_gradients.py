@@ -178,5 +178,5 @@ def test_a_small_transformer_learns_as_with_pytorch():
             continue
         plain, other, ours = (train(own, seed, device, dtype) for own, seed in ((False, 1), (False, 2), (True, 1)))
         noise, apart = (plain - other).abs().max(), (ours - plain).abs().max()
-        print(f"{device} {str(dtype)[6:]}: {ours[0]:.4f} to {ours[-1]:.4f}, {apart:.5f} from PyTorch's; two seeds {noise:.5f}")
+        print(f"{device} {str(dtype)[6:]}: {ours[0]:.4f} to {ours[-1]:.4f}, {apart:.2g} from PyTorch's; two seeds {noise:.2g}")
         assert ours[-1] < ours[0] / 2 and apart < noise, (device, dtype, ours[-1], plain[-1], noise)

@@ -719,6 +719,35 @@ def test_the_current_stream_is_where_it_runs():
         assert torch.cuda.current_device() == 0
 
 
+def test_every_operator_waits_for_nothing_and_can_be_recorded():
+    if "cuda" not in DEVICES:
+        raise Skip("there is no card")
+    side = torch.cuda.Stream()
+
+    def flat(made):
+        made = made if isinstance(made, tuple) else (made,)
+        return [t for t in made if t is not None]
+
+    for name, args in samples("cuda").items():
+        op = getattr(ops, name).default
+        want = flat(op(*args))
+        with torch.cuda.stream(side):
+            op(*args)
+            side.synchronize()
+            torch.cuda._sleep(20_000_000)
+            there = flat(op(*args))
+            assert side.query() is False, f"{name} waited for the device"
+        side.synchronize()
+        g = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(g):
+            again = flat(op(*args))
+        g.replay()
+        torch.cuda.synchronize()
+        for a, b, c in zip(want, there, again):
+            for got in (b, c):
+                assert torch.allclose(a.double(), got.double(), 1e-5, 1e-5, equal_nan=True), name
+
+
 def test_a_plugin_that_is_not_there_is_said():
     try:
         superop.load_plugin("/no/such.so")
