@@ -473,12 +473,13 @@ static int32_t index_of(const struct run *r, const size_t *bytes)
     return all < 128 << 10 ? SOP_TORCH_SERIAL : SOP_TORCH_CPU;
 }
 
-/* index: for sop_torch_place(). */
-static bool find_place(struct run *r, int32_t index, struct place *out)
+/* index: for sop_torch_place(). p: where it was without a stream, or nothing that is known; then where it is. */
+static bool find_place(struct run *r, int32_t index, struct place *p)
 {
     if (index >= 0 && sop_shim.stream(index, &r->stream))
         return fail(r, "there is no current stream");
-    const sop_status s = sop_torch_place(index, r->stream, out);
+    if (p->queue && !r->stream) return true;
+    const sop_status s = sop_torch_place(index, r->stream, p);
     return s == SOP_OK ? true : hand_on(r, s);
 }
 
@@ -498,9 +499,10 @@ static bool launch(struct run *r, const struct place *p, const struct kept *k, c
                                              r->device_type, r->device_index, &scratch) ||
                               sop_shim.data(scratch, &memory)))
         return fail(r, "no memory for scratch of %lld bytes", (long long)scratch_bytes);
-    if (hear) hear(op->name, sop_torch_row(k));
+    const char *row = sop_torch_row(k);
     const sop_status s = sop_torch_run(k, p, args, memory);
     if (scratch) (void)sop_shim.drop(scratch); /* the stream keeps its order: reuse waits */
+    if (hear) hear(op->name, row);             /* it may call operators, which may replace k */
     return s == SOP_OK ? true : hand_on(r, s);
 }
 
@@ -560,13 +562,7 @@ static bool again(struct run *r, const struct sop_torch_memo *m)
             return fail(r, "%s has no memory of its own that could be read",
                         operand_of(r, i)->name);
     }
-    if (m->index >= 0 && sop_shim.stream(m->index, &r->stream))
-        return fail(r, "there is no current stream");
-    if (r->stream || !place.queue) {
-        const sop_status s = sop_torch_place(m->index, r->stream, &place);
-        if (s != SOP_OK) return hand_on(r, s);
-    }
-    return launch(r, &place, m->kept, m->bytes);
+    return find_place(r, m->index, &place) && launch(r, &place, m->kept, m->bytes);
 }
 
 static void remember(const struct run *r, const int64_t *word, int32_t n, struct kept *kept,
