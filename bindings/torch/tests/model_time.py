@@ -1,6 +1,7 @@
 """A patched model beside PyTorch's own: python model_time.py [SHAPE] [PASSES] [WHO,...] [WHAT,...]
 
-SHAPE is qwen2-0.5b, qwen2-7b or tiny, its weights are random and all of WHO share them:
+SHAPE is qwen2-0.5b, qwen2-7b or tiny, or qwen2-7b:8 with so many layers; its weights are random and all of WHO
+share them:
 
     eager, sdpa  Transformers with this attention
     compile      torch.compile(mode="reduce-overhead") over a static cache; a step alone, minutes of compiling
@@ -11,7 +12,7 @@ Medians of passes in turns, each ended by a synchronisation; in brackets how lon
 WHAT is one of
 
     step      a direct call of the model for one token after 512
-    graph     the same, recorded in a CUDA graph over a static cache; not for compile and superop
+    graph     the same, recorded in a CUDA graph over a static cache, or by superop itself; not for compile
     generate  a token of generate(), of 32 (the first one and the prompt left out)
     prefill   a batch of mixed lengths, padded on the left, its last logits
     peak      memory in use beside the parameters, at most, with a prefill and a step
@@ -87,8 +88,8 @@ class Contestant:
             self.model.set_attn_implementation(name if name != "compile" else "sdpa")
         if self.static:
             self.call = torch.compile(self.model, mode="reduce-overhead")
-        stack = getattr(getattr(self.model, "_superop", None), "stack", None)
-        self.standing = in_use() - before + (stack.bytes() if stack else 0)
+        self.stack = getattr(getattr(self.model, "_superop", None), "stack", None)
+        self.standing = in_use() - before + (self.stack.bytes() if self.stack else 0)
         n = 512 if DEVICE == "cuda" else 32
         with torch.device(DEVICE):  # no longer than this: it costs every call of PyTorch's a detour
             self.prompt, self.token = torch.randint(3, 500, (1, n)), torch.randint(3, 500, (1, 1))
@@ -114,8 +115,11 @@ class Contestant:
         return functools.partial(once, call)
 
     def graph(self):
-        call = self.one(True)
+        call = self.one(not self.stack)
         call(), call()
+        if self.stack:
+            held = call.keywords["past_key_values"].layers[0].held
+            return functools.partial(once, lambda: self.stack.step(held, self.token, None))
         g = torch.cuda.CUDAGraph()
         with torch.cuda.graph(g):
             call()
@@ -169,10 +173,12 @@ class Contestant:
 def main():
     standard = ("qwen2-0.5b", "20", "sdpa,superop", "step,generate,prefill,peak")
     name, passes, who, whats = (*sys.argv[1:5], *standard[len(sys.argv) - 1 :])
+    shape, _, layers = name.partition(":")
+    shape = dict(SHAPES[shape], **{"num_hidden_layers": int(layers)} if layers else {})
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16 if DEVICE == "cuda" else torch.float32)
     with torch.device(DEVICE):
-        model = t.Qwen2ForCausalLM(t.Qwen2Config(**SHAPES[name])).eval()
+        model = t.Qwen2ForCausalLM(t.Qwen2Config(**shape)).eval()
     torch.set_default_dtype(torch.float32)
     model.generation_config.eos_token_id = None
     all = {one: Contestant(one, model) for one in who.split(",")}
