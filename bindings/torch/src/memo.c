@@ -10,6 +10,7 @@ enum { PLACES = 64 };
 static _Thread_local struct sop_torch_memo *table;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
+static bool have_key;
 
 static void leave(void *p)
 {
@@ -20,7 +21,7 @@ static void leave(void *p)
 
 static void begin(void)
 {
-    if (pthread_key_create(&key, leave) != 0) abort();
+    have_key = pthread_key_create(&key, leave) == 0;
 }
 
 struct sop_torch_memo *sop_torch_memo_of(const int64_t *word, int32_t n)
@@ -28,7 +29,7 @@ struct sop_torch_memo *sop_torch_memo_of(const int64_t *word, int32_t n)
     uint64_t h = 0;
     if (!table) {
         (void)pthread_once(&once, begin);
-        table = calloc(PLACES, sizeof *table);
+        table = have_key ? calloc(PLACES, sizeof *table) : NULL;
         if (!table || pthread_setspecific(key, table) != 0) {
             free(table);
             table = NULL;
