@@ -12,7 +12,7 @@ Medians of passes in turns, each ended by a synchronisation; in brackets how lon
 WHAT is one of
 
     step      a direct call of the model for one token after 512
-    graph     the same, recorded in a CUDA graph over a static cache, or by superop itself; not for compile
+    graph     the same of sdpa in a CUDA graph over a static cache, of superop as it records it itself
     generate  a token of generate(), of 32 (the first one and the prompt left out)
     prefill   a batch of mixed lengths, padded on the left, its last logits
     peak      memory in use beside the parameters, at most, with a prefill and a step
@@ -185,7 +185,8 @@ def main():
     for what in whats.split(","):
         said = []
         with torch.no_grad():
-            here = {one: getattr(c, what) for one, c in all.items() if what == "step" or not c.static}
+            without = {"step": (), "graph": ("eager", "compile")}.get(what, ("compile",))
+            here = {one: getattr(c, what) for one, c in all.items() if one not in without}
             if what in ("peak", "shapes"):
                 said = [f"{one} {f()}" for one, f in here.items()]
             else:
