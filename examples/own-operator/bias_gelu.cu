@@ -16,7 +16,7 @@ template <int ACT> static __device__ float act_of(float g)
     const float x =
         ACT == SOP_ACT_QUICK_GELU ? 1.702f * g : g * fmaf(0.071354816f * g, g, 1.5957691f);
     const float e = expf(-fabsf(x));
-    return g * ((x < 0 ? e : 1) / (1 + e));
+    return g * __fdividef(x < 0 ? e : 1, 1 + e);
 }
 
 /* N elements of T, as they lie: in accesses of 16 bytes where `wide`. They are made floats where they are
