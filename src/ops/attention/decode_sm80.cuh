@@ -24,7 +24,13 @@
 
 #include "ops/attention/attention.cuh"
 
-enum { DECODE_WARPS = 8, DECODE_UNIT = 16, DECODE_GROUP = 8, DECODE_MOST_TOKENS = 256 };
+enum {
+    DECODE_WARPS = 8,
+    DECODE_UNIT = 16,
+    DECODE_GROUP = 8,
+    DECODE_MOST_TOKENS = 256,
+    DECODE_NEW = 8
+};
 
 struct decode_args {
     sop_attention_args a;
@@ -180,6 +186,20 @@ SOP_DEV int decode_share(const decode_args &p, const int *prefix)
     return max((int)DECODE_WARPS, (total + (int)gridDim.x - 1) / (int)gridDim.x);
 }
 
+/* The thread's number, anew each time: what follows from it is not to be kept in registers. */
+SOP_DEV int decode_thread(void)
+{
+    int tid = threadIdx.x;
+    asm volatile("" : "+r"(tid));
+    return tid;
+}
+
+/* Among the warps that decode: others of the block have other things to do. */
+SOP_DEV void decode_sync(void)
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(DECODE_WARPS * 32) : "memory");
+}
+
 /* The list of the work, from what a step brings: counts, lengths. */
 template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared<HEAD> &sh)
 {
@@ -211,30 +231,33 @@ template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared
     }
     if (lane == 31) sh.warp_sum[warp] = sum;
     if (tid == 0) sh.prefix[0] = 0;
-    __syncthreads();
+    decode_sync();
 #pragma unroll
     for (int w = 0; w < WARPS; w++)
         if (w < warp) sum += sh.warp_sum[w];
     sh.prefix[tid + 1] = sum;
-    __syncthreads();
+    decode_sync();
     const int heads = decode_heads(p), u0 = blockIdx.x * decode_share(p, sh.prefix);
     if (u0 < sum * heads && u0 >= (sum - cost) * heads) sh.start_token = tid;
-    __syncthreads();
+    decode_sync();
 }
 
-/* What follows the list, for a block of DECODE_WARPS. Q and O are T or float. FIXED: nothing writes keys
- * and values while the kernel runs. ALIBI: causal only, so that the last key seen is at the query's
- * position. */
-template <typename T, typename QO, int HEAD, bool FIXED, bool ALIBI>
-SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
+/* What follows the list, for DECODE_WARPS. Q and O are T or float. FIXED: nothing writes keys and values
+ * while the kernel runs. ALIBI: causal only, so that the last key seen is at the query's position. LEAN: one
+ * unit in registers instead of two; the last DECODE_NEW keys that a query sees, and the queries, may be
+ * written until meet() returns, which is called once, when the first keys and values are on their way. */
+template <typename T, typename QO, int HEAD, bool FIXED, bool ALIBI, bool LEAN, typename Meet>
+SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v_pool,
+                         decode_shared<HEAD> &sh, Meet meet)
 {
     enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP };
     enum { PITCH = decode_shared<HEAD>::PITCH };
     enum { WIDE = decode_shared<HEAD>::WIDE, AT_ONCE = decode_shared<HEAD>::AT_ONCE };
+    enum { ONE = WIDE || LEAN };
     /* two would do for cur = next to cost nothing; beside other code it must stay small */
     enum { UNROLL = !FIXED || WIDE ? 1 : HEAD % 64 ? 2 : 4 };
     typedef decode_regs<HEAD> regs;
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    const int tid = decode_thread(), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
     const int n_heads = decode_heads(p), share = decode_share(p, sh.prefix);
     const int total = sh.prefix[DECODE_MOST_TOKENS] * n_heads;
@@ -251,7 +274,10 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         for (int h = tid; p.a.lse && h < p.heads; h += WARPS * 32)
             p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
     }
-    if (u0 >= u1) return;
+    if (u0 >= u1) {
+        meet();
+        return;
+    }
 
     /* the loads run two steps ahead of the arithmetic, across segments: page, then K and V */
     decode_segment ahead, narrow;
@@ -262,7 +288,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     int u = ahead.begin + warp, next_page = 0, next_at = 0, next_lo = 0, next_hi = 0, next_head = 0;
     int next_from = 0;
     regs next, other;
-    regs &cur = WIDE ? next : other;
+    regs &cur = ONE ? next : other;
     auto fetch_page = [&] {
         while (u >= ahead.end && ahead.end < u1) {
             decode_segment_at(prefix, n_heads, p.seg_cost, ahead.end, u1, &ahead);
@@ -286,7 +312,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         next.hi = next_hi;
         next.at = next_from;
         if (next_hi == 0) return;
-        const T *k = (const T *)p.a.k_pool + next_page * p.kp_page + next_at * p.kp_token +
+        const T *k = (const T *)k_pool + next_page * p.kp_page + next_at * p.kp_token +
                      next_head * p.kp_head;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -301,7 +327,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     };
     auto fetch_v = [&] {
         if (next_hi == 0) return;
-        const T *v = (const T *)p.a.v_pool + next_page * p.vp_page + next_at * p.vp_token +
+        const T *v = (const T *)v_pool + next_page * p.vp_page + next_at * p.vp_token +
                      next_head * p.vp_head;
 #pragma unroll
         for (int r = 0; r < 4; r++) {
@@ -321,6 +347,11 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     fetch_page();
     fetch_k();
     fetch_v();
+    meet();
+    if (LEAN && next_hi + next_from > 1 - DECODE_NEW) { /* some of them were not there yet */
+        fetch_k();
+        fetch_v();
+    }
     fetch_page();
 
     uint32_t qf[regs::K];
@@ -356,13 +387,13 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         };
     bool more = next_segment(u0);
     if (more) fetch_q();
-    if (WIDE) __syncthreads();
+    if (WIDE) decode_sync();
     while (more) {
         float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 
 #pragma unroll UNROLL
         for (int x = seg.begin + warp; x < seg.end; x += WARPS) {
-            if constexpr (!WIDE) {
+            if constexpr (!ONE) {
                 cur = next;
                 fetch_k();
                 fetch_v();
@@ -379,7 +410,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                 decode_mma(T(), i % 2 ? s1 : s, cur.k[0][2 * i], cur.k[1][2 * i],
                            cur.k[0][2 * i + 1], cur.k[1][2 * i + 1], qf[2 * i], qf[2 * i + 1]);
             }
-            if constexpr (WIDE) fetch_k();
+            if constexpr (ONE) fetch_k();
             float alpha[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) { /* head 2t + r; keys g and g + 8 */
@@ -422,7 +453,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                            __byte_perm(cur.v[2][w], cur.v[3][w], sel),
                            __byte_perm(cur.v[2][w1], cur.v[3][w1], sel1), b0, b1);
             }
-            if constexpr (WIDE) {
+            if constexpr (ONE) {
                 fetch_v();
                 fetch_page();
             }
@@ -441,7 +472,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                 sm_l[warp][2 * t + r] = l[r];
             }
         }
-        __syncthreads();
+        decode_sync();
         if (WIDE && more) fetch_q(); /* no warp needs the last ones */
         /* thread: head `warp` of the piece, D channels: side by side, or every 32nd */
         enum { D = (HEAD + 31) / 32 };
@@ -449,7 +480,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         float top = -INFINITY, den = 0, y[D] = {};
 #pragma unroll 1
         for (int from = 0; from < WARPS; from += AT_ONCE) {
-            if (from) __syncthreads();
+            if (from) decode_sync();
 #pragma unroll
             for (int r = 0; r < 2 && warp / AT_ONCE * AT_ONCE == from; r++) {
                 float *to = sm_o[warp - from] + (2 * t + r) * PITCH;
@@ -462,7 +493,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                     to[j * 16 + g + 8] = o[j][2 + r] * f;
                 }
             }
-            __syncthreads();
+            decode_sync();
             if (from == 0)
                 for (int w = 0; w < WARPS; w++) top = fmaxf(top, sm_m[w][warp]);
 #pragma unroll WIDE ? 1 : AT_ONCE
@@ -482,17 +513,26 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
             for (int i = 0; i < D; i++)
                 if (HEAD % 32 == 0 || channel(i) < HEAD) p.part_o[slot * HEAD + channel(i)] = y[i];
             if (lane == 0) p.part_ml[slot] = make_float2(top, den);
-            __threadfence();
+            if (!LEAN) __threadfence();
             __syncwarp();
             int before = 0; /* each query head has its own count: no barrier among the warps */
             if (lane == 0) {
                 int *arrived = p.arrived + (done.token * n_heads + done.head) * GROUP + warp;
-                before = atomicAdd(arrived, 1);
+                if (LEAN) /* a fence of the whole card waits for all that is on its way */
+                    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                                 : "=r"(before)
+                                 : "l"(arrived)
+                                 : "memory");
+                else
+                    before = atomicAdd(arrived, 1);
                 if (before == last - first) *arrived = 0;
             }
             write = __shfl_sync(~0u, before, 0) == last - first;
             if (write) {
-                __threadfence();
+                if (LEAN)
+                    __syncwarp();
+                else
+                    __threadfence();
                 /* lane i has the weight of partial result i: all their loads go out together */
                 const int n = last - first + 1;
                 auto slot_of = [&](int i) {
@@ -545,7 +585,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
             if (p.a.lse && lane == 0)
                 p.a.lse[(int64_t)done.token * p.heads + head] = (base + log2f(den)) * 0.693147181f;
         }
-        __syncthreads(); /* sm_* are free */
+        decode_sync(); /* sm_* are free */
     }
 }
 
@@ -556,7 +596,7 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32,
     __shared__ decode_shared<HEAD> sh;
     sop_begin();
     decode_list(p, sh);
-    decode_body<T, QO, HEAD, true, ALIBI>(p, sh);
+    decode_body<T, QO, HEAD, true, ALIBI, false>(p, p.a.k_pool, p.a.v_pool, sh, [] {});
 }
 
 #endif
