@@ -18,6 +18,8 @@ purpose='
 (prefill|skinny|stream|gemm)_sm90$   UTMALDG   loads by TMA
 layer_decode_sm90$            HMMA      products by warps
 layer_decode_sm90$            LDGSTS[A-Z0-9.]*\.128   weights in 16 bytes
+layers_stream_sm90$           HMMA      products by warps
+layers_stream_sm90$           UBLKCP    weights in bulk copies
 _wide$   (LDG|STG)\.E[A-Z0-9.]*\.128   16 bytes at a time, on the wider side
 _sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
 '
@@ -25,6 +27,7 @@ _sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
 allowed='
 sop_linear_any   192   its arguments, taken by an index
 sop_layer_decode_sm90   64   sincosf of large angles
+sop_layers_stream_sm90  64   the same; a few values kept over the attention
 sop_decode_sm80  16   three addresses beside heads of 256, outside of the loop, on 8.0 alone
 sop_sample_split_first  8    the bound on registers, for many threads
 sop_sample_split_second 24   the same
@@ -48,7 +51,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 for arch in sm_80 sm_90a; do # what is for 8.9 is made of the same PTX as what is for 8.0
     cuobjdump -arch $arch -sass "$so" 2>&1 |
-        grep -E '^cuobjdump|\.target|Function :|LDG|STG|MMA' >"$tmp/$arch" &
+        grep -E '^cuobjdump|\.target|Function :|LDG|STG|MMA|UBLKCP' >"$tmp/$arch" &
 done
 wait
 {

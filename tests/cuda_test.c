@@ -420,16 +420,11 @@ static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
 
 /* ---- layers in one kernel ---- */
 
-enum { SPANS = 1 };
+enum { SPANS = 2 };
 
-/* Rows, and the shapes and most sequences that they take. */
-static const struct {
-    const char *shape;
-    int32_t seqs;
-    const char *row[SPANS];
-} spans[SPANS] = {
-    {"head", 5, {"layer_decode_sm90"}},
-};
+/* Rows that take layers whole; the first is tested, the others are left out. */
+static const char *const small_layers[SPANS] = {"layer_decode_sm90", "layers_stream_sm90"};
+static const char *const large_layers[SPANS] = {"layers_stream_sm90", "layer_decode_sm90"};
 
 struct found {
     const char *row;
@@ -472,23 +467,19 @@ static int walk(struct opened *o, int32_t seqs, float *logits)
 }
 
 /* Each rounds to 16 bits in other places: the activations of every layer, some 2^-9 of their size. */
-static void layers_in_one_kernel_say_what_their_modules_say(void)
+static void check_layers(const char *const *shapes, size_t n_shapes, int32_t most_seqs,
+                         int32_t step, const char *const *rows)
 {
-    static const char *const shapes[] = {"synth:" SOP_TEST_DATA "/shapes/head64.json",
-                                         "synth:" SOP_TEST_DATA "/shapes/head64.json:f16",
-                                         "synth:" SOP_TEST_DATA "/shapes/head128.json",
-                                         "synth:" SOP_TEST_DATA "/shapes/head128.json:bf16"};
     sop_config config;
     sop_config_defaults(&config);
     config.guard = SOP_GUARD_OFF;
-    for (size_t i = 0; i < SPANS * sizeof shapes / sizeof *shapes; i++)
-        for (int32_t seqs = 1; seqs <= spans[i % SPANS].seqs; seqs++) {
+    for (size_t i = 0; i < n_shapes; i++)
+        for (int32_t seqs = 1; seqs <= most_seqs; seqs += step) {
             const sop_limits limits = {
                 .ctx = 1024, .max_seqs = seqs, .max_tokens = 1024, .max_outs = seqs};
-            const char *shape = shapes[i / SPANS], *const *rows = spans[i % SPANS].row;
+            const char *shape = shapes[i];
             struct opened one, many;
             struct found found = {rows[0], 0};
-            if (!strstr(shape, spans[i % SPANS].shape)) continue;
             if (!open_path(&one, card, shape, rows + 1, SPANS - 1, &config, &limits) ||
                 !open_path(&many, card, shape, rows, SPANS, &config, &limits)) {
                 CHECK(0);
@@ -525,6 +516,22 @@ static void layers_in_one_kernel_say_what_their_modules_say(void)
             close_model(&one);
             close_model(&many);
         }
+}
+
+static void layers_in_one_kernel_say_what_their_modules_say(void)
+{
+    static const char *const shapes[] = {"synth:" SOP_TEST_DATA "/shapes/head64.json",
+                                         "synth:" SOP_TEST_DATA "/shapes/head64.json:f16",
+                                         "synth:" SOP_TEST_DATA "/shapes/head128.json",
+                                         "synth:" SOP_TEST_DATA "/shapes/head128.json:bf16"};
+    check_layers(shapes, sizeof shapes / sizeof *shapes, LAYER_SEQS, 1, small_layers);
+}
+
+static void large_layers_in_one_launch_say_what_their_modules_say(void)
+{
+    static const char *const shapes[] = {"synth:" SOP_TEST_DATA "/shapes/large64.json",
+                                         "synth:" SOP_TEST_DATA "/shapes/large128.json"};
+    check_layers(shapes, sizeof shapes / sizeof *shapes, LAYER_SEQS - 1, 3, large_layers);
 }
 
 /* ---- what a step promises beside right logits ---- */
@@ -946,6 +953,7 @@ int main(int argc, char **argv)
     PICK(batches_of_any_length_say_what_the_cpu_says_from_few_graphs);
     PICK(sequences_that_wait_on_the_host_answer_as_if_they_never_left);
     PICK(layers_in_one_kernel_say_what_their_modules_say);
+    PICK(large_layers_in_one_launch_say_what_their_modules_say);
     PICK(invariant_numerics_give_the_same_bits_in_any_batch);
     PICK(greedy_tokens_are_those_of_the_cpu_around_512_tokens);
     PICK(steps_ahead_say_what_steps_one_by_one_say);
