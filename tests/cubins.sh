@@ -14,8 +14,8 @@ PATH=$(dirname "$dump"):$PATH # it calls nvdisasm
 
 # Names of kernels, and instructions that each of them has.
 purpose='
-(prefill|skinny|stream|gemm)_sm90$   HGMMA     products by warpgroups
-(prefill|skinny|stream|gemm)_sm90$   UTMALDG   loads by TMA
+(prefill|skinny|sop_stream|gemm)_sm90$   HGMMA     products by warpgroups
+(prefill|skinny|sop_stream|gemm)_sm90$   UTMALDG   loads by TMA
 layer_decode_sm90$            HMMA      products by warps
 layer_decode_sm90$            LDGSTS[A-Z0-9.]*\.128   weights in 16 bytes
 layers_stream_sm90$           HMMA      products by warps
