@@ -479,16 +479,17 @@ static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
 
 /* ---- layers in one kernel ---- */
 
-enum { SPANS = 2 };
+enum { SPANS = 3 };
 
-/* Rows, and the shapes and most sequences that they take. */
+/* Rows, the first of which is tested, and the shapes and most sequences that it takes. */
 static const struct {
     const char *shape;
-    int32_t seqs;
+    int32_t seqs, step;
     const char *row[SPANS];
 } spans[SPANS] = {
-    {"head", 5, {"layer_decode_sm90", "layers_decode_sm90"}},
-    {"half", 2, {"layers_decode_sm90", "layer_decode_sm90"}},
+    {"head", 5, 1, {"layer_decode_sm90", "layers_decode_sm90", "layers_stream_sm90"}},
+    {"half", 2, 1, {"layers_decode_sm90", "layer_decode_sm90", "layers_stream_sm90"}},
+    {"large", 4, 3, {"layers_stream_sm90", "layer_decode_sm90", "layers_decode_sm90"}},
 };
 
 struct found {
@@ -539,12 +540,14 @@ static void layers_in_one_kernel_say_what_their_modules_say(void)
                                          "synth:" SOP_TEST_DATA "/shapes/head128.json",
                                          "synth:" SOP_TEST_DATA "/shapes/head128.json:bf16",
                                          "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json",
-                                         "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json:f16"};
+                                         "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json:f16",
+                                         "synth:" SOP_TEST_DATA "/shapes/large64.json",
+                                         "synth:" SOP_TEST_DATA "/shapes/large128.json"};
     sop_config config;
     sop_config_defaults(&config);
     config.guard = SOP_GUARD_OFF;
     for (size_t i = 0; i < SPANS * sizeof shapes / sizeof *shapes; i++)
-        for (int32_t seqs = 1; seqs <= spans[i % SPANS].seqs; seqs++) {
+        for (int32_t seqs = 1; seqs <= spans[i % SPANS].seqs; seqs += spans[i % SPANS].step) {
             const sop_limits limits = {
                 .ctx = 1024, .max_seqs = seqs, .max_tokens = 1024, .max_outs = seqs};
             const char *shape = shapes[i / SPANS], *const *rows = spans[i % SPANS].row;
