@@ -136,8 +136,8 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_sm90(
         if (unit >= end) return;
         next.lo = lo - unit * UNIT;
         next.hi = min((int)UNIT, hi - unit * UNIT);
-        decode_fetch_k<true, HEAD, sizeof(C)>(p, p.a.k_pool, next, from, head);
-        decode_fetch_v<true, HEAD, sizeof(C)>(p, p.a.v_pool, next, from, head);
+        decode_fetch_k<true, HEAD, sizeof(C)>(p, next, from, head);
+        decode_fetch_v<true, HEAD, sizeof(C)>(p, next, from, head);
     };
     fetch(u, where[0]);
     float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};

@@ -31,13 +31,7 @@
 
 #include "ops/attention/attention.cuh"
 
-enum {
-    DECODE_WARPS = 8,
-    DECODE_UNIT = 16,
-    DECODE_GROUP = 8,
-    DECODE_MOST_TOKENS = 256,
-    DECODE_NEW = 8
-};
+enum { DECODE_WARPS = 8, DECODE_UNIT = 16, DECODE_GROUP = 8, DECODE_MOST_TOKENS = 256 };
 
 struct decode_args {
     sop_attention_args a;
@@ -187,7 +181,7 @@ SOP_DEV int64_t decode_half(const decode_where &from, int half, int head, int64_
            (int64_t)head * (int)of_head;
 }
 template <bool FIXED, bool FULL, int HEAD, int BYTES>
-SOP_DEV void decode_rows_k(const decode_args &p, const void *k_pool, decode_regs<HEAD, BYTES> &to,
+SOP_DEV void decode_rows_k(const decode_args &p, decode_regs<HEAD, BYTES> &to,
                            const decode_where &from, int head)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -197,11 +191,11 @@ SOP_DEV void decode_rows_k(const decode_args &p, const void *k_pool, decode_regs
         const int64_t row = decode_half(from, r, head, p.kp_page, p.kp_token, p.kp_head) +
                             (int64_t)g * (int)p.kp_token;
         decode_row<FIXED, decode_regs<HEAD, BYTES>::K, 4>(
-            to.k[r], (const uint8_t *)k_pool + row * BYTES, t, live);
+            to.k[r], (const uint8_t *)p.a.k_pool + row * BYTES, t, live);
     }
 }
 template <bool FIXED, bool FULL, int HEAD, int BYTES>
-SOP_DEV void decode_rows_v(const decode_args &p, const void *v_pool, decode_regs<HEAD, BYTES> &to,
+SOP_DEV void decode_rows_v(const decode_args &p, decode_regs<HEAD, BYTES> &to,
                            const decode_where &from, int head)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -212,27 +206,27 @@ SOP_DEV void decode_rows_v(const decode_args &p, const void *v_pool, decode_regs
         const int64_t row = decode_half(from, r / 2, head, p.vp_page, p.vp_token, p.vp_head) +
                             (int64_t)in_half * (int)p.vp_token;
         decode_row<FIXED, decode_regs<HEAD, BYTES>::V, 8>(
-            to.v[r], (const uint8_t *)v_pool + row * BYTES, g, live);
+            to.v[r], (const uint8_t *)p.a.v_pool + row * BYTES, g, live);
     }
 }
 /* Of the keys in [to.lo, to.hi): most units are full, and then nothing is asked for each row. */
 template <bool FIXED, int HEAD, int BYTES>
-SOP_DEV void decode_fetch_k(const decode_args &p, const void *k_pool, decode_regs<HEAD, BYTES> &to,
+SOP_DEV void decode_fetch_k(const decode_args &p, decode_regs<HEAD, BYTES> &to,
                             const decode_where &from, int head)
 {
     if (to.lo <= 0 && to.hi >= DECODE_UNIT)
-        decode_rows_k<FIXED, true>(p, k_pool, to, from, head);
+        decode_rows_k<FIXED, true>(p, to, from, head);
     else
-        decode_rows_k<FIXED, false>(p, k_pool, to, from, head);
+        decode_rows_k<FIXED, false>(p, to, from, head);
 }
 template <bool FIXED, int HEAD, int BYTES>
-SOP_DEV void decode_fetch_v(const decode_args &p, const void *v_pool, decode_regs<HEAD, BYTES> &to,
+SOP_DEV void decode_fetch_v(const decode_args &p, decode_regs<HEAD, BYTES> &to,
                             const decode_where &from, int head)
 {
     if (to.lo <= 0 && to.hi >= DECODE_UNIT)
-        decode_rows_v<FIXED, true>(p, v_pool, to, from, head);
+        decode_rows_v<FIXED, true>(p, to, from, head);
     else
-        decode_rows_v<FIXED, false>(p, v_pool, to, from, head);
+        decode_rows_v<FIXED, false>(p, to, from, head);
 }
 
 /* Codes 0, 1 and 2, 3 of a word as f16 numbers. */
@@ -374,20 +368,6 @@ SOP_DEV void decode_segment_at(const decode_shared<HEAD> &sh, int heads, int seg
     s->end = min(u_end, s->first + decode_units(sh.lo_of[s->token], sh.hi_of[s->token]));
 }
 
-/* The thread's number, anew each time: what follows from it is not to be kept in registers. */
-SOP_DEV int decode_thread(void)
-{
-    int tid = threadIdx.x;
-    asm volatile("" : "+r"(tid));
-    return tid;
-}
-
-/* Among the warps that decode: others of the block have other things to do. */
-SOP_DEV void decode_sync(void)
-{
-    asm volatile("bar.sync 1, %0;" ::"n"(DECODE_WARPS * 32) : "memory");
-}
-
 /* The list of the work, from what a step brings: counts, lengths. */
 template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared<HEAD> &sh)
 {
@@ -419,15 +399,15 @@ template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared
     }
     if (lane == 31) sh.warp_sum[warp] = sum;
     if (tid == 0) sh.prefix[0] = 0;
-    decode_sync();
+    __syncthreads();
 #pragma unroll
     for (int w = 0; w < WARPS; w++)
         if (w < warp) sum += sh.warp_sum[w];
     sh.prefix[tid + 1] = sum;
-    decode_sync();
+    __syncthreads();
     const int heads = decode_heads(p), u0 = blockIdx.x * decode_share(p, sh.prefix);
     if (u0 < sum * heads && u0 >= (sum - cost) * heads) sh.start_token = tid;
-    decode_sync();
+    __syncthreads();
 }
 
 /* A unit of 16 keys into the result of a warp: o not yet divided by the sum l of this thread's keys, m the
@@ -556,25 +536,20 @@ SOP_DEV void decode_look2(const float *from, float &x, float &y)
 
 /* What follows the list, for a block of DECODE_WARPS. C: an element of the cache, T or a code, beside which T
  * is half; Q and O are T or float, beside codes any. FIXED: nothing writes keys and values while the kernel
- * runs. ALIBI: causal only, so that the last key seen is at the query's position. LEAN: one unit in registers
- * instead of two; the last DECODE_NEW keys that a query sees, and the queries, may be written until meet()
- * returns, which is called once, when the first keys and values are on their way. */
-template <typename T, typename QO, int HEAD, bool FIXED, bool ALIBI, bool LEAN, typename C,
-          typename Meet>
-SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v_pool,
-                         decode_shared<HEAD> &sh, Meet meet)
+ * runs. ALIBI: causal only, so that the last key seen is at the query's position. */
+template <typename T, typename QO, int HEAD, bool FIXED, bool ALIBI, typename C = T>
+SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
 {
     enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP };
     enum { PITCH = decode_shared<HEAD>::PITCH };
     enum { WIDE = decode_shared<HEAD>::WIDE, AT_ONCE = decode_shared<HEAD>::AT_ONCE };
-    enum { ONE = WIDE || LEAN };
     /* as many as units in registers, so that cur = next costs nothing; beside other code it must stay
      * small */
     enum { CODES = sizeof(C) == 1, DEEP = FIXED && HEAD * sizeof(C) <= 128 };
     enum { UNROLL = !FIXED || WIDE ? 1 : DEEP ? 3 : 2 };
     static_assert(!(CODES && WIDE), "codes of wide heads");
     typedef decode_regs<HEAD, sizeof(C)> regs;
-    const int tid = decode_thread(), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
     const int n_heads = decode_heads(p), share = decode_share(p, sh.prefix);
     const int total = sh.prefix[DECODE_MOST_TOKENS] * n_heads;
@@ -591,10 +566,7 @@ SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v
         for (int h = tid; p.a.lse && h < p.heads; h += WARPS * 32)
             p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
     }
-    if (u0 >= u1) {
-        meet();
-        return;
-    }
+    if (u0 >= u1) return;
 
     /* the loads run two steps ahead of the arithmetic, across segments: page, then K and V */
     decode_segment ahead, narrow;
@@ -605,7 +577,7 @@ SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v
     int u = ahead.begin + warp, next_lo = 0, next_hi = 0, next_head = 0, next_from = 0;
     decode_where next_where = {};
     regs next, other, later;
-    regs &cur = ONE ? next : other, &into = DEEP ? later : next;
+    regs &cur = WIDE ? next : other, &into = DEEP ? later : next;
     auto fetch_page = [&] {
         while (u >= ahead.end && ahead.last < u1) {
             decode_segment_at(sh, n_heads, p.seg_cost, ahead.last, u1, &ahead);
@@ -629,12 +601,10 @@ SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v
         into.lo = next_lo;
         into.hi = next_hi;
         into.at = next_from;
-        if (next_hi > 0)
-            decode_fetch_k<FIXED, HEAD, sizeof(C)>(p, k_pool, into, next_where, next_head);
+        if (next_hi > 0) decode_fetch_k<FIXED, HEAD, sizeof(C)>(p, into, next_where, next_head);
     };
     auto fetch_v = [&] {
-        if (next_hi > 0)
-            decode_fetch_v<FIXED, HEAD, sizeof(C)>(p, v_pool, into, next_where, next_head);
+        if (next_hi > 0) decode_fetch_v<FIXED, HEAD, sizeof(C)>(p, into, next_where, next_head);
     };
     if constexpr (DEEP) {
         fetch_page();
@@ -645,11 +615,6 @@ SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v
     fetch_page();
     fetch_k();
     fetch_v();
-    meet();
-    if (LEAN && next_hi + next_from > 1 - DECODE_NEW) { /* some of them were not there yet */
-        fetch_k();
-        fetch_v();
-    }
     fetch_page();
 
     uint32_t qf[HEAD / 8];
@@ -693,13 +658,13 @@ SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v
         };
     bool more = next_segment(u0);
     if (more) fetch_q();
-    if (WIDE) decode_sync();
+    if (WIDE) __syncthreads();
     while (more) {
         float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 
 #pragma unroll UNROLL
         for (int x = seg.begin + warp; x < seg.end; x += WARPS) {
-            if constexpr (!ONE) {
+            if constexpr (!WIDE) {
                 cur = next;
                 if (DEEP) next = later;
                 fetch_k();
@@ -718,9 +683,9 @@ SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v
                 },
                 qf,
                 [&] {
-                    if constexpr (ONE) fetch_k();
+                    if constexpr (WIDE) fetch_k();
                 });
-            if constexpr (ONE) {
+            if constexpr (WIDE) {
                 fetch_v();
                 fetch_page();
             }
@@ -740,7 +705,7 @@ SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v
                 sm_l[warp][2 * t + r] = l[r];
             }
         }
-        decode_sync();
+        __syncthreads();
         if (WIDE && more) fetch_q(); /* no warp needs the last ones */
         /* thread: head `warp` of the piece, D channels: side by side, or every 32nd */
         enum {
@@ -754,7 +719,7 @@ SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v
         float top = -INFINITY, den = 0, y[D] = {};
 #pragma unroll 1
         for (int from = 0; from < WARPS; from += AT_ONCE) {
-            if (from) decode_sync();
+            if (from) __syncthreads();
 #pragma unroll
             for (int r = 0; r < 2 && warp / AT_ONCE * AT_ONCE == from; r++) {
                 float *to = sm_o[warp - from] + (2 * t + r) * PITCH;
@@ -767,7 +732,7 @@ SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v
                     to[j * 16 + g + 8] = o[j][2 + r] * f;
                 }
             }
-            decode_sync();
+            __syncthreads();
             if (from == 0)
                 for (int w = 0; w < WARPS; w++) top = fmaxf(top, sm_m[w][warp]);
 #pragma unroll WIDE ? 1 : AT_ONCE
@@ -859,7 +824,7 @@ SOP_DEV void decode_body(const decode_args &p, const void *k_pool, const void *v
             if (p.a.lse && lane == 0)
                 p.a.lse[(int64_t)done.token * p.heads + head] = (base + log2f(den)) * 0.693147181f;
         }
-        decode_sync(); /* sm_* are free */
+        __syncthreads(); /* sm_* are free */
     }
 }
 
@@ -870,7 +835,7 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32,
     __shared__ decode_shared<HEAD> sh;
     sop_begin();
     decode_list(p, sh);
-    decode_body<T, QO, HEAD, true, ALIBI, false, C>(p, p.a.k_pool, p.a.v_pool, sh, [] {});
+    decode_body<T, QO, HEAD, true, ALIBI, C>(p, sh);
 }
 
 #endif

@@ -454,8 +454,7 @@ static __global__ __launch_bounds__(LAYER_THREADS, 1) void sop_layer_decode_sm90
         layer_start<T, HEAD>(p.weight[product + 1], layer_kind(product + 1), ring, &walk);
         layer_wait(p.met, ++meetings * grid);
         if (product > 0) continue;
-        decode_body<T, T, HEAD, false, false, false, T>(p.attention, p.attention.a.k_pool,
-                                                        p.attention.a.v_pool, sh, [] {});
+        decode_body<T, T, HEAD, false, false>(p.attention, sh);
         layer_arrive(p.met);
         layer_wait(p.met, ++meetings * grid);
     }

@@ -1,38 +1,43 @@
 /* Large decoder layers for few tokens, all in one launch: norm, q k v, rope, append, attention, output,
- * norm, gate and up, activation, down, again and again. What counts is that the memory never waits: the
- * CTAs, one a multiprocessor, meet five times a layer, and meanwhile the weights of what comes next run on
- * into a ring in shared memory, which three warps of their own keep filled.
+ * norm, gate and up, activation, down, again and again. What counts is that the memory never waits: while
+ * the CTAs, one a multiprocessor, wait for each other, the weights of what comes next run on into a ring in
+ * shared memory, which three warps of their own keep filled.
  *
- *     norm | q k v, rope, append   meet   attention   meet   output + residual
- *     meet   norm | gate, up, activation   meet   down   meet
+ *     norm | q k v, rope, append ~ attention of a KV head ~ its merge ~ output + residual
+ *     ~ norm | gate, up, activation   meet   down + residual ~
+ *
+ * At ~ words go from CTA to CTA that say themselves that they are there: 8 bytes, a value and a stamp, the
+ * number of the layer. So what is sent is there after one way through the memory system, where a counter and
+ * what it stands for take three. Where all meet there is a counter, and whatever words were read before are
+ * free to be sent again after it.
  *
  * No more than `window` slots of the ring are on their way at a time, as many as the memory needs to be
- * busy: a meeting waits behind all that is, and of more the memory gives less. The rest of the ring is how
- * long a meeting may last.
+ * busy: a word waits behind all that is, and of more the memory gives less. While a CTA waits, it is fewer.
  *
- * A norm is computed by every CTA for itself: it costs less than a meeting. So the residual is read by all,
- * and written only by the product after the attention, each row by the one CTA that has it: what the layer
- * before left to add is added there again.
+ * A norm is computed by every CTA for itself: it costs less than a meeting. The residual of a row is kept by
+ * the CTA that has the row in both products that add to it.
  *
  * A product: a CTA has an equal run of the rows of the weight, or of pairs of rows whose results meet: gate
- * with up, a channel with the one that rope turns it with. A slot of the ring has a piece of 8 rows:
+ * with up, a channel with the one that rope turns it with. A slot of the ring has a piece of up to 8 rows:
  *
  *     row 0 of a group, `piece` steps of 32 k | 64 bytes | row 1 | ... | row 7
  *
  * so that thread (g = lane / 4, t = lane % 4) takes of row g the 16 bytes of k from 8 t on, without
- * conflicts; they are a B of mma.m16n8k16, because the order of k is free, and tokens are its rows. Two
- * streams of four warps take slots in turn, a warp every fourth step; when a group of 8 rows ends, one warp
- * after the other, a group each, adds the shares of all and writes what comes of them.
+ * conflicts; they are a B of mma.m16n8k16, because the order of k is free, and tokens are its rows. Streams
+ * of two warps take slots in turn, a warp every second step; when a group of rows has ended, one warp after
+ * the other, a group each, adds the shares of all and writes what comes of them, but a group later, when
+ * the others have left theirs.
  *
  * The last product has a long k: its slots come piece by piece of k, all groups of a CTA, so that a piece of
  * the tokens' rows is enough in shared memory; a warp brings them.
+ *
+ * The attention: a KV head's queries of a token are some CTAs' work, 16 keys a unit of a warp; their results
+ * go to the CTAs that merge 32 channels each, as words that are zero until they are there.
  *
  * Nothing may be spilled where weights are on their way: beside such a ring the L1 has 28 KB. So what
  * follows from a thread's number is computed anew in each part, or the compiler keeps it across layers. */
 #ifndef OPS_SPANS_LAYERS_STREAM_CUH
 #define OPS_SPANS_LAYERS_STREAM_CUH
-
-#include <stddef.h>
 
 #include "ops/attention/decode_sm80.cuh"
 #include "ops/cuda/hopper.cuh"
@@ -40,24 +45,29 @@
 #include "ops/gated/gated_act.cuh"
 
 enum {
-    LAYER_THREADS = DECODE_WARPS * 32, /* that compute; one more warpgroup brings what they take */
+    LAYER_WARPS = 8,
+    LAYER_THREADS = LAYER_WARPS * 32, /* that compute; one more warpgroup brings what they take */
     LAYER_ALL = LAYER_THREADS + 128,
-    LAYER_TOKENS = DECODE_NEW,
-    LAYER_FEW =
-        4, /* tokens of rows up to LAYER_NARROW that it is faster for, half as many of wider */
+    LAYER_TOKENS = 4, /* at most of rows up to LAYER_NARROW, half as many of wider */
     LAYER_NARROW = 4096,
-    LAYER_ROWS = 8,    /* of a slot */
-    LAYER_STEPS = 32,  /* of 32 k, of a slot, at most */
-    LAYER_SLOTS = 64,  /* at most */
-    LAYER_SUMS = 4,    /* groups whose sums wait to be added */
-    LAYER_DEEP = 8,    /* groups of a CTA of the last product, at most */
-    LAYER_X = 8,       /* pieces of the tokens' rows there, at most */
-    LAYER_MOST = 32,   /* layers of a launch */
-    LAYER_ASKERS = 3,  /* warps that ask for weights */
-    LAYER_STREAMS = 2, /* slots that are computed at once */
-    LAYER_APART = 4,   /* slots of the ring that are not on their way: a warp may skip so many */
+    LAYER_WIDEST = 8192, /* a row that the norm has in registers */
+    LAYER_ROWS = 8,      /* of a slot */
+    LAYER_STEPS = 32,    /* of 32 k, of a slot, at most */
+    LAYER_SLOTS = 64,    /* at most */
+    LAYER_SUMS = 4,      /* groups whose sums wait to be added */
+    LAYER_LATER = 1,     /* groups that are begun before one is added */
+    LAYER_DEEP = 8,      /* groups of a CTA of the last product, at most */
+    LAYER_X = 8,         /* pieces of the tokens' rows there, at most */
+    LAYER_MOST = 32,     /* layers of a launch */
+    LAYER_ASKERS = 3,    /* warps that ask for weights */
+    LAYER_STREAMS = 4,   /* slots that are computed at once */
+    LAYER_APART = 4,     /* slots of the ring that are not on their way: a warp may skip so many */
     LAYER_LEAST = LAYER_APART + 2, /* slots */
     LAYER_WINDOW = 56 * 1024,      /* bytes on their way: bench/gpu/h200.md */
+    LAYER_CALM = 28 * 1024,        /* and while a CTA waits for words */
+    LAYER_UNITS = 2,               /* of keys, of a CTA, before another takes part */
+    LAYER_SLICE = 32,              /* channels that a warp merges */
+    LAYER_AT_ONCE = 4,             /* warps of a CTA whose results are merged at once */
     LAYER_SHARED = 226 * 1024,
     LAYER_SMALL = 100 << 20 /* weights of gate, up and down */
 };
@@ -86,13 +96,27 @@ enum {
     LAYER_BARS
 };
 
+/* The keys that a token sees: of the cache [lo, old), and of the tokens of the step [new_lo, new_hi). */
+struct layer_keys {
+    int seq, lo, old, new_lo, new_hi, units; /* units: of the cache */
+};
+
 /* Dynamic shared memory. */
 struct layer_map {
-    int turns, sums, own, bias, list, rows, ring, bars, slot, bytes;
+    int turns, sums, own, bias, rows, ring, bars, slot, bytes;
     int x_slot, x_slots; /* of the last product's factors */
 };
+
+/* Words from CTA to CTA, as 8 bytes: the residual as norm 0 and 1 read it [tokens, d], q k v
+ * [tokens, pairs of channels], attention's result [tokens, two channels each]; and, as floats, what a CTA
+ * has of it, see layer_part_at(). All zero before and after. */
+struct layer_mail {
+    unsigned long long *x[2], *qkv, *att;
+    float *parts;
+};
+
 struct layer_args {
-    decode_args attention; /* its q is qkv, which is not turned yet */
+    decode_args attention; /* its q and o are words */
     const int32_t *live_tokens, *pos, *slots;
     const float *freqs;
     float mscale;
@@ -101,16 +125,29 @@ struct layer_args {
     int64_t x_stride, first_stride;
     float eps[2], offset[2];
     layer_shape shape[4]; /* q k v, output, gate and up, down */
-    void *q_out, *act_out, *y;
-    int64_t q_stride, act_stride, y_stride, att_stride;
+    void *act_out, *y;
+    int64_t act_stride, y_stride;
     int64_t pages;
     int tokens, d, heads, kv_heads, act;
-    int piece, ring, window; /* steps of a slot; slots; of them on their way, at most */
-    int *met;                /* [2], zero before and after */
+    int piece, ring, window, calm; /* steps of a slot; slots; of them on their way, at most */
+    int *met;                      /* [2], zero before and after */
+    layer_mail mail;
     layer_map map;
     int layers;
     layer_own own[LAYER_MOST];
+#ifdef LAYER_TRACE
+    long long *trace;
+#endif
 };
+#ifdef LAYER_TRACE
+#define LAYER_STAMP(layer, i) \
+    do { \
+        if (threadIdx.x == 0) \
+            p.trace[((int64_t)(layer)*gridDim.x + blockIdx.x) * 32 + (i)] = clock64(); \
+    } while (0)
+#else
+#define LAYER_STAMP(layer, i)
+#endif
 
 /* Bytes of a row of k elements of 16 bits in shared memory: neighbours differ by 64 bytes modulo 128. */
 static inline __host__ __device__ int layer_pitch(int k)
@@ -124,49 +161,127 @@ static inline __host__ __device__ int layer_most(int n, int grid)
     return (n + grid - 1) / grid;
 }
 
+/* What the attention has in shared memory: queries, keys and values of the step, results of warps. */
+template <int HEAD> struct layer_scores {
+    enum { PITCH = HEAD + 8, WIDE = HEAD + 4 };
+    uint16_t q[DECODE_GROUP][PITCH], k[LAYER_TOKENS][PITCH], v[LAYER_TOKENS][PITCH];
+    float m[LAYER_WARPS][DECODE_GROUP], l[LAYER_WARPS][DECODE_GROUP];
+    float o[LAYER_AT_ONCE][DECODE_GROUP * WIDE];
+};
+
 template <int HEAD>
 static inline __host__ __device__ layer_map layer_map_of(int tokens, int d, int qkv, int widest,
                                                          int piece, int ring, int grid)
 {
     layer_map m = {};
     int at = 0;
-    m.bars = at, at += LAYER_BARS * 8;                     /* full, empty; of slots, of sums */
-    m.turns = at, at += tokens * (HEAD / 2) * 8;           /* cosines and sines */
-    m.sums = at, at += LAYER_SUMS * DECODE_WARPS * 64 * 4; /* [sums][warp][row][token] */
-    m.bias = at, at += layer_most(qkv / 2, grid) * 8;      /* of q k v */
-    m.own = at, at += tokens * layer_most(d, grid) * 4;    /* the residual of its rows */
-    m.list = at = (at + 15) / 16 * 16;                     /* of the attention */
-    at += (int)offsetof(decode_shared<HEAD>, o);
-    m.rows = at = (at + 15) / 16 * 16; /* of tokens; what the attention merges */
-    const int rows = tokens * layer_pitch(widest), merge = (int)sizeof(decode_shared<HEAD>::o);
-    const int room = rows > merge ? rows : merge;
+    m.bars = at, at += LAYER_BARS * 8;                    /* full, empty; of slots, of sums */
+    m.turns = at, at += tokens * (HEAD / 2) * 8;          /* cosines and sines */
+    m.sums = at, at += LAYER_SUMS * LAYER_WARPS * 32 * 4; /* [sums][warp][token][row] */
+    m.bias = at, at += layer_most(qkv / 2, grid) * 8;     /* of q k v */
+    m.own = at, at += tokens * layer_most(d, grid) * 4;   /* the residual of its rows */
+    m.rows = at = (at + 15) / 16 * 16;                    /* of tokens; or what the attention has */
+    const int rows = tokens * layer_pitch(widest), scores = (int)sizeof(layer_scores<HEAD>);
+    const int room = rows > scores ? rows : scores;
     m.x_slot = tokens * layer_pitch(piece * 32);
     m.x_slots = room / m.x_slot < LAYER_X ? room / m.x_slot : LAYER_X;
     m.ring = at = (at + room + 127) / 128 * 128;
     m.slot = LAYER_ROWS * layer_pitch(piece * 32);
-    m.bytes = at + ring * m.slot;
+    m.bytes = at + ring * m.slot + LAYER_STEPS * 64; /* what is read behind the last row */
     return m;
+}
+
+/* Where the words lie that are sent; bytes: how many. */
+template <int HEAD>
+static inline __host__ layer_mail layer_mail_of(void *at, int tokens, int d, int heads,
+                                                int kv_heads, int grid, int64_t *bytes)
+{
+    layer_mail m;
+    unsigned long long *word = (unsigned long long *)at;
+    for (int i = 0; i < 2; i++) m.x[i] = word, word += (int64_t)tokens * d;
+    m.qkv = word, word += (int64_t)tokens * (heads + 2 * kv_heads) * (HEAD / 2);
+    m.att = word, word += (int64_t)tokens * heads * (HEAD / 2);
+    m.parts = (float *)word;
+    *bytes = (char *)(m.parts +
+                      (int64_t)grid * DECODE_GROUP * (HEAD / LAYER_SLICE) * (LAYER_SLICE + 4)) -
+             (char *)at;
+    return m;
+}
+
+/* A number, anew each time: what follows from it is not to be kept in registers. */
+SOP_DEV int layer_anew(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+SOP_DEV int layer_thread(void)
+{
+    return layer_anew(threadIdx.x);
+}
+
+/* The warps that compute. */
+SOP_DEV void layer_sync(void)
+{
+    named_sync(1, LAYER_THREADS);
 }
 
 /* ---- meetings ---- */
 
 SOP_DEV void layer_arrive(int *met)
 {
-    const int tid = decode_thread();
-    decode_sync();
+    const int tid = layer_thread();
+    layer_sync();
     if (tid == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(met) : "memory");
 }
 
 SOP_DEV void layer_wait(const int *met, int target)
 {
-    const int tid = decode_thread();
+    const int tid = layer_thread();
     if (tid == 0) {
         int n;
         do {
             asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(met) : "memory");
         } while (n < target);
     }
-    decode_sync();
+    layer_sync();
+}
+
+/* ---- words ---- */
+
+SOP_DEV void layer_post(unsigned long long *to, uint32_t x, int stamp)
+{
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to),
+                 "l"((unsigned long long)stamp << 32 | x)
+                 : "memory");
+}
+
+/* N pairs of words, once all are there: their values. at(i): how far from `from` pair i is; < 0: none. */
+template <int N, typename At>
+SOP_DEV void layer_collect(uint2 (&to)[N], const unsigned long long *from, int stamp, At at)
+{
+    bool all;
+    uint32_t there = 0;
+    do {
+        unsigned long long w[N][2];
+        all = true;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (at(i) >= 0 && !(there >> i & 1))
+                asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                             : "=l"(w[i][0]), "=l"(w[i][1])
+                             : "l"(from + at(i))
+                             : "memory");
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (at(i) < 0 || there >> i & 1) continue;
+            if ((int)(w[i][0] >> 32) == stamp && (int)(w[i][1] >> 32) == stamp) {
+                to[i] = make_uint2((uint32_t)w[i][0], (uint32_t)w[i][1]);
+                there |= 1u << i;
+            } else {
+                all = false;
+            }
+        }
+    } while (!all);
 }
 
 /* ---- products ---- */
@@ -188,18 +303,22 @@ enum { LAYER_SINGLE, LAYER_PAIRS, LAYER_HALVES };
 
 /* What a CTA has of a product. */
 struct layer_part {
-    int kind, first, last, each; /* units; of a group of 8 rows */
+    int kind, first, last, each; /* units; of a group */
     int steps, piece;            /* of 32 k: all, of a slot */
 };
 SOP_DEV layer_part layer_part_of(const layer_args &p, int product)
 {
     const layer_shape &w = p.shape[product];
+    const int cta = layer_anew(blockIdx.x), grid = layer_anew(gridDim.x);
     layer_part part;
     part.kind = product == 0 ? LAYER_HALVES : product == 2 ? LAYER_PAIRS : LAYER_SINGLE;
-    part.each = part.kind == LAYER_SINGLE ? LAYER_ROWS : LAYER_ROWS / 2;
     const int64_t n = part.kind == LAYER_HALVES ? (w.n[0] + w.n[1] + w.n[2]) / 2 : w.n[0];
-    part.first = (int)(n * blockIdx.x / gridDim.x);
-    part.last = (int)(n * (blockIdx.x + 1) / gridDim.x);
+    part.first = (int)(n * cta / grid);
+    part.last = (int)(n * (cta + 1) / grid);
+    const int own = part.last - part.first, groups = (own + LAYER_ROWS - 1) / LAYER_ROWS;
+    part.each = part.kind != LAYER_SINGLE ? LAYER_ROWS / 2
+                : groups                  ? (own + groups - 1) / groups
+                                          : 1;
     part.steps = w.k / 32;
     const int pieces = (part.steps + p.piece - 1) / p.piece;
     part.piece = (part.steps + pieces - 1) / pieces;
@@ -236,13 +355,14 @@ SOP_DEV uint32_t layer_bar(const layer_args &p, uint32_t base, int i)
 
 /* A warp that asks for weights, every third row of a slot: all of all layers, in the order in which they
  * are used. What it does for a slot is all that lies between one and the next. */
-template <typename T, int HEAD> SOP_DEV void layer_ask(const layer_args &p, uint32_t base)
+template <typename T, int HEAD>
+SOP_DEV void layer_ask(const layer_args &p, uint32_t base, const volatile int *waiting)
 {
     const int lane = threadIdx.x % 32, live = (int)sop_live_rows(p.live_tokens, p.tokens);
-    const int row = (int)threadIdx.x / 32 - DECODE_WARPS + LAYER_ASKERS * lane;
+    const int row = (int)threadIdx.x / 32 - LAYER_WARPS + LAYER_ASKERS * lane;
     const uint32_t bars = base + p.map.bars;
-    layer_ring r = {0, 0, 0}, came = r; /* came: behind r by the window */
-    int left = p.window;
+    layer_ring r = {0, 0, 0}, came = r, near = r; /* behind r by the window, by the calm one */
+    int left = p.window, sent = 0;
     /* mine: of `rows` a row of this warp's that is there */
     auto ask = [&](bool mine, int rows, const char *from, int bytes, int pitch) {
         if (left > 0)
@@ -251,8 +371,15 @@ template <typename T, int HEAD> SOP_DEV void layer_ask(const layer_args &p, uint
             mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
             layer_turn(came, p.ring);
         }
+        if (++sent > p.calm) {
+            if (*waiting) mbar_wait(bars + 8 * (LAYER_FULL + near.slot), near.phase);
+            layer_turn(near, p.ring);
+        }
         const uint32_t full = bars + 8 * (LAYER_FULL + r.slot);
         mbar_wait(bars + 8 * (LAYER_EMPTY + r.slot), r.phase ^ 1);
+#ifdef LAYER_NOCOPY
+        rows = 0, mine = false;
+#endif
         if (lane == 0) mbar_expect_tx(full, rows * bytes);
         __syncwarp();
         if (mine)
@@ -269,8 +396,10 @@ template <typename T, int HEAD> SOP_DEV void layer_ask(const layer_args &p, uint
         for (int product = 0; product < 4; product++) {
             const layer_part part = layer_part_of(p, product);
             const int pitch = layer_pitch(part.piece * 32), all = part.steps * 64;
-            const int piece = part.piece * 64, own = row % part.each, half = row / part.each;
-            const bool is = row < LAYER_ROWS;
+            const int piece = part.piece * 64, single = part.kind == LAYER_SINGLE;
+            const int own = single ? row : row % (LAYER_ROWS / 2);
+            const int half = single ? 0 : row / (LAYER_ROWS / 2);
+            const bool is = row < (single ? part.each : (int)LAYER_ROWS);
             auto at = [&](int u) {
                 return is ? layer_row<T, HEAD>(p, layer, product, min(u + own, part.last - 1), half)
                           : NULL;
@@ -282,7 +411,7 @@ template <typename T, int HEAD> SOP_DEV void layer_ask(const layer_args &p, uint
                     const char *group = from;
 #pragma unroll 1
                     for (int u = part.first + own; u - own < part.last;
-                         u += LAYER_ROWS, group += LAYER_ROWS * (int64_t)all) {
+                         u += part.each, group += part.each * (int64_t)all) {
                         const bool mine = is && u < part.last;
                         if (live == 0 && left == 0) break;
                         ask(mine, __popc(__ballot_sync(~0u, mine)), group, min(piece, all - s),
@@ -318,50 +447,68 @@ SOP_DEV uint4 layer_shared(uint32_t at)
     return x;
 }
 
-/* The warps' sums of 8 rows, d[0] and d[1] for token lane / 4 and rows lane % 4 * 2 and the next: added, by
- * one warp. group: counts them, of all products. out(unit, token, sum of that unit's row, sum of its other
- * row). */
+/* Groups, of all products; and the one that this warp is still to add: its number, its first unit. */
+struct layer_sums {
+    int group, due, unit;
+};
+
+/* The warps' sums of a group that is this warp's, added. out(unit, token, sum of that unit's row, sum of its
+ * other row). */
 template <typename Out>
-SOP_DEV void layer_add(const layer_args &p, const layer_part &part, uint8_t *shared, int &group,
-                       int unit, int tokens, float d0, float d1, Out out)
+SOP_DEV void layer_add(const layer_args &p, const layer_part &part, uint8_t *shared, layer_sums &s,
+                       int tokens, Out out)
 {
-    const int tid = decode_thread();
-    const int warp = tid / 32, lane = tid % 32;
-    const int slot = group % LAYER_SUMS, phase = group / LAYER_SUMS % 2;
+    const int lane = layer_thread() % 32;
+    const int slot = s.due % LAYER_SUMS, phase = s.due / LAYER_SUMS % 2;
     const uint32_t bars = smem_addr(shared) + p.map.bars;
-    const uint32_t full = bars + 8 * (LAYER_SUMS_FULL + slot);
-    const uint32_t empty = bars + 8 * (LAYER_SUMS_EMPTY + slot);
-    float *all = (float *)(shared + p.map.sums) + slot * DECODE_WARPS * 64;
-    mbar_wait(empty, phase ^ 1);
-    if (lane / 4 < tokens) *(float2 *)(all + warp * 64 + 2 * lane) = make_float2(d0, d1);
-    __syncwarp();
-    if (lane == 0) mbar_arrive(full);
-    if (group++ % DECODE_WARPS != warp) return;
-    mbar_wait(full, phase);
+    const float *all = (const float *)(shared + p.map.sums) + slot * LAYER_WARPS * 32;
+    mbar_wait(bars + 8 * (LAYER_SUMS_FULL + slot), phase);
     for (int i = lane; i < part.each * tokens; i += 32) {
         const int tok = i / part.each, r = i % part.each;
-        if (unit + r >= part.last) continue;
+        if (s.unit + r >= part.last) continue;
         float x = 0, y = 0;
 #pragma unroll
-        for (int k = 0; k < DECODE_WARPS; k++) x += all[k * 64 + tok * 8 + r];
+        for (int k = 0; k < LAYER_WARPS; k++) x += all[k * 32 + tok * 8 + r];
         if (part.kind != LAYER_SINGLE) {
 #pragma unroll
-            for (int k = 0; k < DECODE_WARPS; k++) y += all[k * 64 + tok * 8 + r + 4];
+            for (int k = 0; k < LAYER_WARPS; k++) y += all[k * 32 + tok * 8 + r + 4];
         }
-        out(unit + r, tok, x, y);
+        out(s.unit + r, tok, x, y);
     }
     __syncwarp();
-    if (lane == 0) mbar_arrive(empty);
+    if (lane == 0) mbar_arrive(bars + 8 * (LAYER_SUMS_EMPTY + slot));
+    s.due = -1;
+}
+/* Whether a sum is due when s.group groups have been left: the others need not have been as fast. */
+SOP_DEV bool layer_due(const layer_sums &s, bool all)
+{
+    return s.due >= 0 && (all || s.group - s.due > LAYER_LATER);
+}
+
+/* This warp's sums of a group, d0 and d1 of token lane / 4 and rows lane % 4 * 2 and the next, for the warp
+ * that adds them, which may be this one, later. */
+SOP_DEV void layer_leave(const layer_args &p, uint8_t *shared, layer_sums &s, int unit, int tokens,
+                         float d0, float d1)
+{
+    const int tid = layer_thread(), warp = tid / 32, lane = tid % 32;
+    const int slot = s.group % LAYER_SUMS, phase = s.group / LAYER_SUMS % 2;
+    const uint32_t bars = smem_addr(shared) + p.map.bars;
+    float *all = (float *)(shared + p.map.sums) + slot * LAYER_WARPS * 32;
+    mbar_wait(bars + 8 * (LAYER_SUMS_EMPTY + slot), phase ^ 1);
+    if (lane / 4 < tokens) *(float2 *)(all + warp * 32 + 2 * lane) = make_float2(d0, d1);
+    __syncwarp();
+    if (lane == 0) mbar_arrive(bars + 8 * (LAYER_SUMS_FULL + slot));
+    if (s.group % LAYER_WARPS == warp) s.due = s.group, s.unit = unit;
+    s.group++;
 }
 
 /* 16 bytes of 8 rows of a weight times 16 bytes of x, whose words lie 0, 2, 1, 3, so that they are an A as
  * they are: d[0] and d[1] sum words 0 and 1, of token lane / 4, d1[2] and d1[3] words 2 and 3. The other
  * halves of both, and the rows of tokens that are not there, are nobody's. */
-template <typename T>
-SOP_DEV void layer_mma(T, float (&d)[4], float (&d1)[4], const uint4 &w, const uint4 &x)
+template <typename T> SOP_DEV void layer_mma(T, float (&d)[2][4], const uint4 &w, const uint4 &x)
 {
-    decode_mma(T(), d, x.x, x.y, x.z, x.w, w.x, w.y);
-    decode_mma(T(), d1, x.x, x.y, x.z, x.w, w.z, w.w);
+    decode_mma(T(), d[0], x.x, x.y, x.z, x.w, w.x, w.y);
+    decode_mma(T(), d[1], x.x, x.y, x.z, x.w, w.z, w.w);
 }
 
 /* Where a value of x is among those of its row. */
@@ -370,51 +517,62 @@ SOP_DEV int layer_place(int i)
     return i / 8 * 8 + i / 2 % 2 * 4 + i / 4 % 2 * 2 + i % 2;
 }
 
-/* Warps take turns, a stream of them a slot; of a slot a warp has every fourth step. */
+/* Warps take turns, a stream of them a slot; of a slot a warp has every second step. */
 enum {
-    LAYER_SHARE = DECODE_WARPS / LAYER_STREAMS,
+    LAYER_SHARE = LAYER_WARPS / LAYER_STREAMS,
     LAYER_EACH = LAYER_STEPS / LAYER_SHARE,
-    LAYER_NEXT = LAYER_SHARE * 64 /* bytes from step to step of a warp */
+    LAYER_NEXT = LAYER_SHARE * 64, /* bytes from step to step of a warp */
+    LAYER_BATCH = 4                /* steps of x in registers */
 };
 
-/* n steps of a row at `from`, of which this warp has every LAYER_SHARE-th; the first again where there is
- * none, so that no register keeps what was in it before. */
-SOP_DEV void layer_steps(uint4 (&to)[LAYER_EACH], uint32_t from, int n)
+/* N steps of a row at `from`, of which this warp has every LAYER_SHARE-th; what lies behind the last is read
+ * as well, and then nobody's, so that there is one address for all. */
+template <int N> SOP_DEV void layer_steps(uint4 (&to)[N], uint32_t from)
 {
 #pragma unroll
-    for (int i = 0; i < LAYER_EACH; i++)
-        to[i] = layer_shared(from + (i * LAYER_SHARE < n ? i * LAYER_NEXT : 0));
+    for (int i = 0; i < N; i++) to[i] = layer_shared(from + i * LAYER_NEXT);
 }
 
 /* A product of what comes through the ring, group by group; the tokens' rows are in shared memory. */
 template <typename T, typename Out>
 SOP_DEV void layer_run(const layer_args &p, const layer_part &part, uint8_t *shared, layer_ring &r,
-                       int &group, int x_pitch, int tokens, Out out)
+                       layer_sums &sums, int x_pitch, int tokens, Out out)
 {
-    const int tid = decode_thread();
+    const int tid = layer_thread();
     const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const int own = warp % LAYER_SHARE;
     const uint32_t base = smem_addr(shared), at = own * 64 + t * 16;
     const uint32_t ws = base + p.map.ring + g * layer_pitch(part.piece * 32) + at;
     const uint32_t xs = base + p.map.rows + (g < tokens ? g : 0) * x_pitch + at;
 #pragma unroll 1
-    for (int u = part.first; u < part.last; u += part.each) {
-        float d[4] = {}, d1[4] = {};
+    for (int u = part.first;; u += part.each) {
+        if (layer_due(sums, u >= part.last)) layer_add(p, part, shared, sums, tokens, out);
+        if (u >= part.last) break;
+        float d[2][2][4] = {};
 #pragma unroll 1
         for (int s = 0; s < part.steps; s += part.piece, layer_turn(r, p.ring)) {
             if (r.turn != warp / LAYER_SHARE) continue;
             const int n = min(part.piece, part.steps - s) - own;
-            uint4 w[LAYER_EACH], x[LAYER_EACH];
-            layer_steps(x, xs + s * 64, n);
+            uint4 w[LAYER_EACH], x[2][LAYER_BATCH];
+            layer_steps(x[0], xs + s * 64);
             mbar_wait(layer_bar(p, base, LAYER_FULL + r.slot), r.phase);
-            layer_steps(w, ws + r.slot * p.map.slot, n);
+            layer_steps(w, ws + r.slot * p.map.slot);
             __syncwarp();
             if (lane == 0) mbar_arrive(layer_bar(p, base, LAYER_EMPTY + r.slot));
 #pragma unroll
-            for (int i = 0; i < LAYER_EACH; i++)
-                if (i * LAYER_SHARE < n) layer_mma(T(), d, d1, w[i], x[i]);
+            for (int i = 0; i < LAYER_EACH; i += LAYER_BATCH) {
+                if (i + LAYER_BATCH < LAYER_EACH)
+                    layer_steps(x[i / LAYER_BATCH % 2 ^ 1],
+                                xs + s * 64 + (i + LAYER_BATCH) * LAYER_NEXT);
+#pragma unroll
+                for (int j = 0; j < LAYER_BATCH; j++)
+                    if ((i + j) * LAYER_SHARE < n)
+                        layer_mma(T(), d[j % 2], w[i + j], x[i / LAYER_BATCH % 2][j]);
+            }
         }
-        layer_add(p, part, shared, group, u, tokens, d[0] + d1[2], d[1] + d1[3], out);
+        layer_leave(p, shared, sums, u, tokens,
+                    (d[0][0][0] + d[0][1][2]) + (d[1][0][0] + d[1][1][2]),
+                    (d[0][0][1] + d[0][1][3]) + (d[1][0][1] + d[1][1][3]));
     }
 }
 
@@ -451,55 +609,62 @@ template <typename T> SOP_DEV void layer_bring(const layer_args &p, uint32_t bas
 }
 
 /* The last product, whose k is long: piece by piece of it, all groups, with sums of each. A stream of warps
- * takes every second group. */
+ * takes every fourth group. */
 template <typename T, typename Out>
 SOP_DEV void layer_run_deep(const layer_args &p, const layer_part &part, uint8_t *shared,
-                            layer_ring &r, layer_ring &xr, int &group, int tokens, Out out)
+                            layer_ring &r, layer_ring &xr, layer_sums &sums, int tokens, Out out)
 {
-    enum { OWN = LAYER_DEEP / LAYER_STREAMS, ROWS = LAYER_ROWS * LAYER_STREAMS };
-    const int tid = decode_thread();
+    enum { OWN = LAYER_DEEP / LAYER_STREAMS, HALF = LAYER_EACH / 2 };
+    const int tid = layer_thread();
     const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const int own = warp % LAYER_SHARE, stream = warp / LAYER_SHARE;
+    const int groups = (part.last - part.first + part.each - 1) / part.each;
     const int pitch = layer_pitch(part.piece * 32), at = own * 64 + t * 16;
     const uint32_t base = smem_addr(shared), ws = base + p.map.ring + g * pitch + at;
     const uint32_t xs = base + p.map.rows + (g < tokens ? g : 0) * pitch + at;
-    float d[OWN][4] = {}, d1[OWN][4] = {};
+    float d[OWN][2][2][4] = {};
 #pragma unroll 1
     for (int s = 0; s < part.steps; s += part.piece) {
         const int n = min(part.piece, part.steps - s) - own;
         uint4 x[LAYER_EACH];
         mbar_wait(layer_bar(p, base, LAYER_X_FULL + xr.slot), xr.phase);
-        layer_steps(x, xs + xr.slot * p.map.x_slot, n);
+        layer_steps(x, xs + xr.slot * p.map.x_slot);
         __syncwarp();
         if (lane == 0) mbar_arrive(layer_bar(p, base, LAYER_X_EMPTY + xr.slot));
         layer_turn(xr, p.map.x_slots);
 #pragma unroll
-        for (int j = 0; j < OWN; j++) {
-            const int left = part.last - part.first - j * ROWS; /* rows */
-            if (left <= 0) break;
-            layer_ring mine = r;
-            if (stream) layer_turn(mine, p.ring);
-            if (left > stream * LAYER_ROWS) {
-                uint4 w[LAYER_EACH];
-                mbar_wait(layer_bar(p, base, LAYER_FULL + mine.slot), mine.phase);
-                layer_steps(w, ws + mine.slot * p.map.slot, n);
-                __syncwarp();
-                if (lane == 0) mbar_arrive(layer_bar(p, base, LAYER_EMPTY + mine.slot));
+        for (int j = 0; j < OWN; j++)
+#pragma unroll 1
+            for (int i = 0; i < LAYER_STREAMS && j * LAYER_STREAMS + i < groups;
+                 i++, layer_turn(r, p.ring)) {
+                if (i != stream) continue;
+                mbar_wait(layer_bar(p, base, LAYER_FULL + r.slot), r.phase);
 #pragma unroll
-                for (int i = 0; i < LAYER_EACH; i++)
-                    if (i * LAYER_SHARE < n) layer_mma(T(), d[j], d1[j], w[i], x[i]);
+                for (int h = 0; h < LAYER_EACH; h += HALF) {
+                    uint4 w[HALF];
+                    layer_steps(w, ws + r.slot * p.map.slot + h * LAYER_NEXT);
+                    if (h + HALF == LAYER_EACH) {
+                        __syncwarp();
+                        if (lane == 0) mbar_arrive(layer_bar(p, base, LAYER_EMPTY + r.slot));
+                    }
+#pragma unroll
+                    for (int k = 0; k < HALF; k++)
+                        if ((h + k) * LAYER_SHARE < n) layer_mma(T(), d[j][k % 2], w[k], x[h + k]);
+                }
             }
-            layer_turn(r, p.ring);
-            if (left > LAYER_ROWS) layer_turn(r, p.ring);
-        }
     }
 #pragma unroll 1
-    for (int i = 0; part.first + i * LAYER_ROWS < part.last; i++) {
+    for (int i = 0;; i++) {
+        if (layer_due(sums, i == groups)) layer_add(p, part, shared, sums, tokens, out);
+        if (i == groups) break;
         float lo = 0, hi = 0;
 #pragma unroll
         for (int j = 0; j < OWN; j++)
-            if (i == j * LAYER_STREAMS + stream) lo = d[j][0] + d1[j][2], hi = d[j][1] + d1[j][3];
-        layer_add(p, part, shared, group, part.first + i * LAYER_ROWS, tokens, lo, hi, out);
+            if (i == j * LAYER_STREAMS + stream) {
+                lo = (d[j][0][0][0] + d[j][0][1][2]) + (d[j][1][0][0] + d[j][1][1][2]);
+                hi = (d[j][0][0][1] + d[j][0][1][3]) + (d[j][1][0][1] + d[j][1][1][3]);
+            }
+        layer_leave(p, shared, sums, part.first + i * part.each, tokens, lo, hi);
     }
 }
 
@@ -510,171 +675,144 @@ SOP_DEV float layer_bias(const layer_own &own, int at, int row)
 
 /* ---- what comes into shared memory ---- */
 
-/* Rows that other CTAs wrote: not through the L1. */
-template <typename T>
-SOP_DEV void layer_copy(uint8_t *xs, int pitch, const void *from, int64_t stride, int k, int tokens)
-{
-    const int tid = decode_thread();
-    enum { AT_ONCE = 4 };
-    const int pieces = k / 8, size = AT_ONCE * LAYER_THREADS;
-    for (int tok = 0; tok < tokens; tok++)
-        for (int i = tid; i < pieces; i += size) {
-            const uint4 *of = (const uint4 *)((const T *)from + tok * stride) + i;
-            uint4 v[AT_ONCE];
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
-                if (i + j * LAYER_THREADS < pieces) v[j] = __ldcg(of + j * LAYER_THREADS);
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
-                if (i + j * LAYER_THREADS < pieces)
-                    *(uint4 *)(xs + tok * pitch + (i + j * LAYER_THREADS) * 16) =
-                        make_uint4(v[j].x, v[j].z, v[j].y, v[j].w);
-        }
-    decode_sync();
-}
-
-/* A run of four values every 4 LAYER_THREADS of a token's row: what the norm has of it, and where. */
-struct layer_run_of {
-    const float *x, *w;
-    const void *first;
-    uint8_t *to;
-    int n; /* values from there on */
-};
-
-template <typename T> SOP_DEV float4 layer_residual(const layer_run_of &r, int at)
-{
-    float4 v = __ldcg((const float4 *)(r.x + at));
-    if (r.first) {
-        const uint2 raw = __ldcg((const uint2 *)((const T *)r.first + at));
-        const T *e = (const T *)&raw;
-        v.x += sop_to_float(e[0]), v.y += sop_to_float(e[1]);
-        v.z += sop_to_float(e[2]), v.w += sop_to_float(e[3]);
-    }
-    return v;
-}
-
-/* The norm of all tokens, two at a time where their rows are short. sums: [2][DECODE_WARPS] */
+/* The residual of all tokens, in a row as words that lie 0, 2, 1, 3. Of a row a thread has runs of four
+ * values, every 4 LAYER_THREADS of them, two tokens at a time where rows are short. mail: words of this
+ * stamp; NULL: the input. squares: [2][LAYER_WARPS] */
 template <typename T>
 SOP_DEV void layer_normed(uint8_t *xs, int pitch, const layer_args &p, const float *weights,
-                          float eps, float offset, const void *first, int tokens, float *sums)
+                          float eps, float offset, const unsigned long long *mail, int stamp,
+                          int tokens, float *squares)
 {
     enum { HALF = 4, SIZE = 4 * LAYER_THREADS };
-    const int tid = decode_thread(), from = tid * 4;
+    static_assert(2 * HALF * SIZE == LAYER_WIDEST && HALF * SIZE == LAYER_NARROW, "a row");
+    const int tid = layer_thread(), from = tid * 4;
     const bool two = p.d <= HALF * SIZE; /* else the second half is the same token's */
 #pragma unroll 1
     for (int tok = 0; tok < tokens; tok += two ? 2 : 1) {
-        layer_run_of run[2];
+        int n[2], at[2]; /* values from there on */
         float4 kept[2][HALF], weight[2][HALF];
         float sum[2] = {};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int of = two ? tok + h : tok, at = from + (two ? 0 : h * HALF * SIZE);
-            run[h].x = p.x + of * p.x_stride + at;
-            run[h].first = first ? (const T *)first + of * p.first_stride + at : NULL;
-            run[h].w = weights + at;
-            run[h].to = xs + of * pitch + at / 8 * 16 + at / 4 % 2 * 4;
-            run[h].n = of < tokens ? p.d - at : 0;
-        }
-#pragma unroll
-        for (int h = 0; h < 2; h++)
+            const int of = two ? tok + h : tok, start = from + (two ? 0 : h * HALF * SIZE);
+            n[h] = of < tokens ? p.d - start : 0;
+            at[h] = start;
 #pragma unroll
             for (int j = 0; j < HALF; j++) {
                 kept[h][j] = weight[h][j] = make_float4(0, 0, 0, 0);
-                if (j * SIZE >= run[h].n) continue;
-                weight[h][j] = *(const float4 *)(run[h].w + j * SIZE);
-                kept[h][j] = layer_residual<T>(run[h], j * SIZE);
+                if (j * SIZE < n[h]) weight[h][j] = *(const float4 *)(weights + start + j * SIZE);
             }
-        auto square = [](const float4 &v) {
-            return (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
-        };
+        }
+        if (mail) {
 #pragma unroll
-        for (int h = 0; h < 2; h++)
+            for (int h = 0; h < 2; h++) {
+                const int of = two ? tok + h : tok;
+                uint2 w[2 * HALF];
+                layer_collect(w, mail + (int64_t)of * p.d + at[h], stamp, [&](int i) {
+                    return i / 2 * SIZE < n[h] ? i / 2 * SIZE + i % 2 * 2 : -1;
+                });
 #pragma unroll
-            for (int j = 0; j < HALF; j++) sum[h] += square(kept[h][j]);
-#pragma unroll 1
-        for (int i = HALF * SIZE; !two && i < run[1].n; i += SIZE)
-            sum[1] += square(layer_residual<T>(run[1], i));
+                for (int j = 0; j < HALF; j++)
+                    if (j * SIZE < n[h])
+                        kept[h][j] = make_float4(
+                            __uint_as_float(w[2 * j].x), __uint_as_float(w[2 * j].y),
+                            __uint_as_float(w[2 * j + 1].x), __uint_as_float(w[2 * j + 1].y));
+            }
+        } else {
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int j = 0; j < HALF; j++) {
+                    const int of = two ? tok + h : tok, i = at[h] + j * SIZE;
+                    if (j * SIZE >= n[h]) continue;
+                    kept[h][j] = *(const float4 *)(p.x + of * p.x_stride + i);
+                    if (!p.first) continue;
+                    const uint2 raw =
+                        *(const uint2 *)((const T *)p.first + of * p.first_stride + i);
+                    const T *e = (const T *)&raw;
+                    kept[h][j].x += sop_to_float(e[0]), kept[h][j].y += sop_to_float(e[1]);
+                    kept[h][j].z += sop_to_float(e[2]), kept[h][j].w += sop_to_float(e[3]);
+                }
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int j = 0; j < HALF; j++) {
+                const float4 v = kept[h][j];
+                sum[h] += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+            }
             sum[h] = sop_warp_sum(sum[h]);
-            if (tid % 32 == 0) sums[h * DECODE_WARPS + tid / 32] = sum[h];
+            if (tid % 32 == 0) squares[h * LAYER_WARPS + tid / 32] = sum[h];
         }
-        decode_sync();
+        layer_sync();
         sum[0] = sum[1] = 0;
 #pragma unroll
-        for (int w = 0; w < DECODE_WARPS; w++) {
-            sum[0] += sums[w];
-            sum[1] += sums[DECODE_WARPS + w];
+        for (int w = 0; w < LAYER_WARPS; w++) {
+            sum[0] += squares[w];
+            sum[1] += squares[LAYER_WARPS + w];
         }
         if (!two) sum[0] = sum[1] = sum[0] + sum[1];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float scale = rsqrtf(sum[h] / (float)p.d + eps);
-            auto put = [&](const float4 &v, const float4 &w, int at) {
-                uint32_t *to = (uint32_t *)(run[h].to + at * 2);
+#pragma unroll
+            for (int j = 0; j < HALF; j++) {
+                if (j * SIZE >= n[h]) continue;
+                const float4 v = kept[h][j], w = weight[h][j];
+                const int i = at[h] + j * SIZE;
+                uint32_t *to =
+                    (uint32_t *)(xs + (two ? tok + h : tok) * pitch + i / 8 * 16 + i / 4 % 2 * 4);
                 to[0] = sop_pack<T>(v.x * (offset + w.x) * scale, v.y * (offset + w.y) * scale);
                 to[2] = sop_pack<T>(v.z * (offset + w.z) * scale, v.w * (offset + w.w) * scale);
-            };
-#pragma unroll
-            for (int j = 0; j < HALF; j++)
-                if (j * SIZE < run[h].n) put(kept[h][j], weight[h][j], j * SIZE);
-#pragma unroll 1
-            for (int i = HALF * SIZE; h == 1 && !two && i < run[1].n; i += SIZE)
-                put(layer_residual<T>(run[1], i), *(const float4 *)(run[1].w + i), i);
+            }
         }
-        decode_sync(); /* the sums are free, the rows are there */
+        layer_sync(); /* the squares are free, the rows are there */
     }
 }
 
-/* What a CTA's rows of the output add to: the residual with what the layer before left, [tokens, most]. */
-template <typename T>
-SOP_DEV void layer_kept(const layer_args &p, const void *first, int tokens, int most, float *own)
+/* What the attention made, in rows as above. */
+SOP_DEV void layer_attended(uint8_t *xs, int pitch, const unsigned long long *mail, int k,
+                            int stamp, int tokens)
 {
-    const int tid = decode_thread();
+    enum { AT_ONCE = 8 };
+    const int tid = layer_thread(), quads = k / 4;
+#pragma unroll 1
+    for (int tok = 0; tok < tokens; tok++)
+#pragma unroll 1
+        for (int i = tid; i < quads; i += AT_ONCE * LAYER_THREADS) {
+            uint2 w[AT_ONCE];
+            layer_collect(w, mail + ((int64_t)tok * quads + i) * 2, stamp, [&](int j) {
+                return i + j * LAYER_THREADS < quads ? j * LAYER_THREADS * 2 : -1;
+            });
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                const int quad = i + j * LAYER_THREADS;
+                if (quad >= quads) continue;
+                uint32_t *to = (uint32_t *)(xs + tok * pitch + quad / 2 * 16 + quad % 2 * 4);
+                to[0] = w[j].x, to[2] = w[j].y;
+            }
+        }
+    layer_sync();
+}
+
+/* The residual of a CTA's rows before the first layer, [tokens, most]. */
+template <typename T> SOP_DEV void layer_kept(const layer_args &p, int tokens, int most, float *own)
+{
+    const int tid = layer_thread();
     const layer_part part = layer_part_of(p, 1);
-    const int row = part.first + tid % most;
-    for (int tok = tid / most; tok < tokens; tok += LAYER_THREADS / most) {
-        if (row >= part.last || tid >= LAYER_THREADS / most * most) break;
-        float x = __ldcg(p.x + tok * p.x_stride + row);
-        if (first) x += sop_to_float(((const T *)first)[tok * p.first_stride + row]);
-        own[tok * most + row - part.first] = x;
+    for (int i = tid; i < tokens * most; i += LAYER_THREADS) {
+        const int tok = i / most, row = part.first + i % most;
+        if (row >= part.last) continue;
+        float x = p.x[tok * p.x_stride + row];
+        if (p.first) x += sop_to_float(((const T *)p.first)[tok * p.first_stride + row]);
+        own[i] = x;
     }
-}
-
-/* ---- the layer ---- */
-
-/* A channel and its partner of a head: into the queries, or into a page of the cache. */
-template <typename T, int HEAD>
-SOP_DEV void layer_put_qkv(const layer_args &p, int layer, const float2 *turns, int slot, int unit,
-                           int tok, float x, float y)
-{
-    const decode_args &a = p.attention;
-    const int head = unit / (HEAD / 2), i = unit % (HEAD / 2);
-    const int j = head < p.heads ? 0 : head < p.heads + p.kv_heads ? 1 : 2;
-    const int own = j == 0 ? head : j == 1 ? head - p.heads : head - p.heads - p.kv_heads;
-    T *to = (T *)p.q_out + tok * p.q_stride + own * HEAD;
-    if (j < 2) { /* both round to the cache's type before they turn, as single modules do */
-        const float2 cs = turns[tok * (HEAD / 2) + i];
-        const float u = sop_to_float(sop_from_float<T>(x)), v = sop_to_float(sop_from_float<T>(y));
-        x = u * cs.x - v * cs.y;
-        y = v * cs.x + u * cs.y;
-    }
-    if (j > 0) {
-        const int page = slot / a.page, place = slot % a.page;
-        if (slot < 0 || page >= p.pages) return;
-        to = j == 1 ? (T *)p.own[layer].k_pool + page * a.kp_page + place * a.kp_token +
-                          own * a.kp_head
-                    : (T *)p.own[layer].v_pool + page * a.vp_page + place * a.vp_token +
-                          own * a.vp_head;
-    }
-    to[i] = sop_from_float<T>(x);
-    to[i + HEAD / 2] = sop_from_float<T>(y);
 }
 
 /* The biases of a CTA's units of q k v. */
 template <int HEAD> SOP_DEV void layer_biases(const layer_args &p, int layer, float2 *bias)
 {
-    const int tid = decode_thread();
+    const int tid = layer_thread();
     const layer_part part = layer_part_of(p, 0);
     for (int u = part.first + tid; u < part.last; u += LAYER_THREADS) {
         int j = 0, row = u / (HEAD / 2) * HEAD + u % (HEAD / 2);
@@ -684,20 +822,307 @@ template <int HEAD> SOP_DEV void layer_biases(const layer_args &p, int layer, fl
     }
 }
 
+/* A channel and its partner of a head, to those that attend; of a key or a value, into a page of the cache. */
+template <typename T, int HEAD>
+SOP_DEV void layer_put_qkv(const layer_args &p, int layer, const float2 *turns, int slot, int unit,
+                           int tok, float x, float y)
+{
+    const decode_args &a = p.attention;
+    const int head = unit / (HEAD / 2), i = unit % (HEAD / 2), heads = p.heads + p.kv_heads;
+    T u = sop_from_float<T>(x), v = sop_from_float<T>(y);
+    if (head < heads) { /* both round to the cache's type before they turn, as single modules do */
+        const float2 cs = turns[tok * (HEAD / 2) + i];
+        const float from = sop_to_float(u), to = sop_to_float(v);
+        u = sop_from_float<T>(from * cs.x - to * cs.y);
+        v = sop_from_float<T>(to * cs.x + from * cs.y);
+    }
+    const T both[2] = {u, v};
+    const int units = (heads + p.kv_heads) * (HEAD / 2);
+    layer_post(p.mail.qkv + (int64_t)tok * units + unit, *(const uint32_t *)both, layer + 1);
+    const int page = slot / a.page, place = slot % a.page;
+    if (head < p.heads || slot < 0 || page >= p.pages) return;
+    T *to = head < heads ? (T *)p.own[layer].k_pool + page * a.kp_page + place * a.kp_token +
+                               (head - p.heads) * a.kp_head
+                         : (T *)p.own[layer].v_pool + page * a.vp_page + place * a.vp_token +
+                               (head - heads) * a.vp_head;
+    to[i] = u;
+    to[i + HEAD / 2] = v;
+}
+
+/* ---- attention ---- */
+
+SOP_DEV void layer_list(const decode_args &p, int tokens, layer_keys *keys)
+{
+    const int t = layer_thread();
+    if (t >= tokens) return;
+    layer_keys k = {};
+    k.seq = sop_sequence_of(p.a.q_start, (int)sop_live_rows(p.a.live, p.seqs), t);
+    if (k.seq >= 0) {
+        const int q0 = p.a.q_start[k.seq], q1 = p.a.q_start[k.seq + 1], all = p.a.kv_len[k.seq];
+        const int now = all - (q1 - q0), pos = t - q0 + now, hi = p.causal ? max(pos + 1, 0) : all;
+        k.lo = min(p.window > 0 ? max(pos - p.window + 1, 0) : 0, hi);
+        k.old = max(k.lo, min(now, hi));
+        k.new_lo = q0 + max(k.lo - now, 0);
+        k.new_hi = q0 + max(hi - now, 0);
+        if (k.old > k.lo) k.units = decode_units(k.lo, k.old);
+    }
+    keys[t] = k;
+}
+
+/* Where 16 keys and values of a KV head lie: the first of each, and bytes from one to the next. */
+struct layer_unit {
+    const uint8_t *k, *v;
+    int64_t k_next, v_next;
+};
+
+/* Of them what a thread has of those that are live: in shared memory or not. */
+template <int HEAD> SOP_DEV void layer_rows_kv(const layer_unit &from, decode_regs<HEAD> &to)
+{
+    enum { K = decode_regs<HEAD>::K, V = decode_regs<HEAD>::V };
+    const int lane = layer_thread() % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 6; r++) {
+        const int row = r < 2 ? g + 8 * r : 2 * t + r % 2 + (r - 2) / 2 * 8;
+        const bool live = row >= to.lo && row < to.hi;
+        uint32_t *const x = r < 2 ? to.k[r & 1] : to.v[(r + 2) & 3];
+#pragma unroll
+        for (int w = 0; w < (r < 2 ? K : V); w += 4) {
+            uint4 y = make_uint4(0, 0, 0, 0);
+            if (live)
+                y = *(const uint4 *)(r < 2 ? from.k + row * from.k_next + decode_byte<K, 4>(w, t)
+                                           : from.v + row * from.v_next + decode_byte<V, 8>(w, g));
+            x[w] = y.x, x[w + 1] = y.y, x[w + 2] = y.z, x[w + 3] = y.w;
+        }
+    }
+}
+
+/* The same, into the L2: a lane a line of 128 bytes. */
+template <int HEAD> SOP_DEV void layer_soon(const layer_unit &from)
+{
+    enum { LINES = HEAD / 64 };
+#pragma unroll
+    for (int i = 0; i < LINES; i++) {
+        const int line = layer_thread() % 32 + 32 * i, row = line / LINES % 16;
+        const uint8_t *at =
+            line < 16 * LINES ? from.k + row * from.k_next : from.v + row * from.v_next;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + line % LINES * 128));
+    }
+}
+
+/* Where a CTA's part of a head is sent, of the channels that are merged together: their sums, then the
+ * maximum of the scores and the sum of the weights. */
+template <int HEAD> SOP_DEV float *layer_part_at(const layer_args &p, int cta, int head, int slice)
+{
+    enum { SLICES = HEAD / LAYER_SLICE };
+    return p.mail.parts + ((cta * DECODE_GROUP + head) * SLICES + slice) * (LAYER_SLICE + 4);
+}
+
+/* A slice of a head's channels, merged from the parts of CTAs first to first + ctas - 1. A warp, a lane a
+ * channel. */
+template <typename T, int HEAD>
+SOP_DEV void layer_merge(const layer_args &p, int first, int ctas, int tok, int kv_head, int head,
+                         int slice, float k2, int stamp)
+{
+    enum { AT_ONCE = 8, SIZE = DECODE_GROUP * (HEAD / LAYER_SLICE) * (LAYER_SLICE + 4) };
+    const int lane = layer_thread() % 32, of = kv_head * p.attention.group + head;
+    float *const parts = layer_part_at<HEAD>(p, first, head, slice);
+    float top = -1e30f, den = 0, y = 0;
+#pragma unroll 1
+    for (int from = 0; from < ctas; from += AT_ONCE) {
+        float x[AT_ONCE], ml[AT_ONCE][2];
+        auto at = [&](int j) { /* behind the last: the last again, which then counts nothing */
+                               return parts + min(from + j, ctas - 1) * SIZE;
+        };
+        bool all;
+        do {
+            all = true;
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                x[j] = decode_look(at(j) + lane);
+                decode_look2(at(j) + LAYER_SLICE, ml[j][0], ml[j][1]);
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+                all &=
+                    __float_as_uint(x[j]) && __float_as_uint(ml[j][0]) && __float_as_uint(ml[j][1]);
+        } while (!__all_sync(~0u, all));
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const float up = fmaxf(top, ml[j][0]), f0 = decode_exp2((top - up) * k2);
+            const float f1 = from + j < ctas ? decode_exp2((ml[j][0] - up) * k2) : 0;
+            den = den * f0 + ml[j][1] * f1;
+            y = y * f0 + x[j] * f1;
+            top = up;
+            at(j)[lane] = 0; /* as it was */
+            if (lane < 2) at(j)[LAYER_SLICE + lane] = 0;
+        }
+    }
+    if (p.attention.a.sinks) { /* one key more, whose value is 0 */
+        const float sink = p.attention.a.sinks[of] * 1.44269504f, up = fmaxf(top * k2, sink);
+        const float keep = decode_exp2(top * k2 - up);
+        den = den * keep + decode_exp2(sink - up);
+        y *= keep;
+    }
+    y = den > 0 ? y / den : 0;
+    const float other = __shfl_down_sync(~0u, y, 1);
+    const int at = (tok * p.heads + of) * HEAD + slice * LAYER_SLICE + lane;
+    if (lane % 2 == 0) layer_post(p.mail.att + at / 2, sop_pack<T>(y, other), stamp);
+}
+
+/* A layer's attention. CTAs come in runs, one for a KV head's queries of a token. */
+template <typename T, int HEAD>
+SOP_DEV void layer_attend(const layer_args &p, int layer, const layer_keys *list, uint8_t *shared,
+                          int tokens)
+{
+    enum {
+        WIDE = layer_scores<HEAD>::WIDE,
+        HALF = HEAD / 2,
+        EACH = DECODE_GROUP * HEAD / LAYER_THREADS
+    };
+    const decode_args &a = p.attention;
+    layer_scores<HEAD> &sh = *(layer_scores<HEAD> *)(shared + p.map.rows);
+    const int tid = layer_thread(), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    const int cta = layer_anew(blockIdx.x), each = layer_anew(gridDim.x) / (p.kv_heads * tokens);
+    const int pair = cta / each;
+    if (pair >= p.kv_heads * tokens) return;
+    const int rank = cta - pair * each, kv_head = pair / tokens, tok = pair % tokens;
+    const layer_keys k = list[tok];
+    const int all = k.units + 1; /* with that of the step's own keys */
+    const int ctas = min(each, (all + LAYER_UNITS - 1) / LAYER_UNITS);
+    const int mine = rank < ctas ? (all - rank + ctas - 1) / ctas : 0;
+    const float k2 = a.cap > 0 ? 1 : a.scale * 1.44269504f;
+    const layer_own &own = p.own[layer];
+    decode_regs<HEAD> cur;
+    auto find =
+        [&](int unit) { /* of the cache; pages have a multiple of 16 tokens */
+                        const int key = (k.lo / DECODE_UNIT + unit) * DECODE_UNIT,
+                                  at = key % a.page;
+                        const int64_t page =
+                            a.a.table[(int64_t)k.seq * a.table_stride + key / a.page];
+                        cur.lo = k.lo - key, cur.hi = k.old - key;
+                        return layer_unit{
+                            (const uint8_t *)own.k_pool +
+                                2 * (page * a.kp_page + at * a.kp_token + kv_head * a.kp_head),
+                            (const uint8_t *)own.v_pool +
+                                2 * (page * a.vp_page + at * a.vp_token + kv_head * a.vp_head),
+                            2 * a.kp_token, 2 * a.vp_token};
+        };
+    if (mine) {
+        const int first = rank + warp * ctas; /* unit */
+        if (warp < mine && first < k.units) layer_soon<HEAD>(find(first));
+        /* queries, keys and values of the step, two pairs of channels a thread */
+        const int words = (a.group + 2 * tokens) * (HALF / 2);
+        const int units = (p.heads + 2 * p.kv_heads) * HALF;
+#pragma unroll 1
+        for (int i = tid; i < DECODE_GROUP * (HALF / 2); i += LAYER_THREADS)
+            if (i / (HALF / 2) >= a.group)
+                *(uint2 *)&sh.q[i / (HALF / 2)][i % (HALF / 2) * 4] = make_uint2(0, 0);
+#pragma unroll 1
+        for (int i = tid; i < words; i += LAYER_THREADS) {
+            const int row = i / (HALF / 2), c = i % (HALF / 2) * 2, j = row - a.group;
+            const int of = j < 0 ? tok : j < tokens ? j : j - tokens; /* the token */
+            const int head = j < 0        ? kv_head * a.group + row
+                             : j < tokens ? p.heads + kv_head
+                                          : p.heads + p.kv_heads + kv_head;
+            uint2 w[1];
+            layer_collect(w, p.mail.qkv + (int64_t)of * units + head * HALF + c, layer + 1,
+                          [](int) { return 0; });
+            uint16_t *to = j < 0 ? sh.q[row] : j < tokens ? sh.k[j] : sh.v[j - tokens];
+            *(uint32_t *)(to + c) = __byte_perm(w[0].x, w[0].y, 0x5410);
+            *(uint32_t *)(to + c + HALF) = __byte_perm(w[0].x, w[0].y, 0x7632);
+        }
+        layer_sync();
+        uint32_t qf[HEAD / 8];
+#pragma unroll
+        for (int i = 0; i < HEAD / 8; i++)
+            qf[i] = *(const uint32_t *)((const uint8_t *)sh.q[g] + decode_byte<HEAD / 8, 4>(i, t));
+        float o[HEAD / 16][4] = {}, m[2] = {-1e30f, -1e30f}, l[2] = {0, 0};
+        const float none[2] = {};
+#pragma unroll 1
+        for (int j = warp; j < mine; j += LAYER_WARPS) {
+            const int unit = rank + j * ctas;
+            layer_unit from = {(const uint8_t *)sh.k, (const uint8_t *)sh.v, sizeof sh.k[0],
+                               sizeof sh.v[0]};
+            cur.lo = k.new_lo, cur.hi = k.new_hi, cur.at = 0;
+            if (unit < k.units) from = find(unit);
+            layer_rows_kv<HEAD>(from, cur);
+            decode_unit<T, T, HEAD, false>(
+                a, cur, none, none, o, m, l, [](int) {}, qf, [] {});
+        }
+        /* those of the warps into one */
+        const int warps = min((int)LAYER_WARPS, mine);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            for (int z = 4; z < 32; z *= 2) l[r] += __shfl_xor_sync(~0u, l[r], z);
+            if (g == 0) sh.m[warp][2 * t + r] = m[r], sh.l[warp][2 * t + r] = l[r];
+        }
+        float top[EACH], den[EACH] = {}, y[EACH] = {};
+#pragma unroll 1
+        for (int from = 0; from < warps; from += LAYER_AT_ONCE) {
+            if (from) layer_sync();
+            if (warp / LAYER_AT_ONCE * LAYER_AT_ONCE == from && warp < warps)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    float *to = sh.o[warp - from] + (2 * t + r) * WIDE;
+#pragma unroll
+                    for (int j = 0; j < HEAD / 16; j++)
+                        to[j * 16 + g] = o[j][r], to[j * 16 + g + 8] = o[j][2 + r];
+                }
+            layer_sync();
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                const int head = (tid + i * LAYER_THREADS) / HEAD, c = tid % HEAD;
+                if (from == 0) {
+                    top[i] = -1e30f;
+                    for (int w = 0; w < warps; w++) top[i] = fmaxf(top[i], sh.m[w][head]);
+                }
+#pragma unroll 1
+                for (int w = from; w < min(warps, from + (int)LAYER_AT_ONCE); w++) {
+                    const float f = decode_exp2((sh.m[w][head] - top[i]) * k2);
+                    den[i] += sh.l[w][head] * f;
+                    y[i] += sh.o[w - from][head * WIDE + decode_place<HEAD>(c)] * f;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int head = (tid + i * LAYER_THREADS) / HEAD, c = tid % HEAD;
+            if (head >= a.group) continue;
+            float *to = layer_part_at<HEAD>(p, cta, head, c / LAYER_SLICE);
+            decode_post(to + c % LAYER_SLICE, y[i]);
+            if (c % LAYER_SLICE == 0) decode_post2(to + LAYER_SLICE, top[i], den[i]);
+        }
+    }
+#pragma unroll 1
+    for (int s = rank + each * warp; s < a.group * (HEAD / LAYER_SLICE); s += each * LAYER_WARPS)
+        layer_merge<T, HEAD>(p, pair * each, ctas, tok, kv_head, s / (HEAD / LAYER_SLICE),
+                             s % (HEAD / LAYER_SLICE), k2, layer + 1);
+    layer_sync(); /* what it had in shared memory is free */
+}
+
+/* ---- the layer ---- */
+
+/* Where a warp is, in shared memory between products, so that the attention has all registers. */
+struct layer_state {
+    layer_ring ring, x_ring;
+    layer_sums sums;
+    int layer, product;
+};
+
 /* What the warps that compute do. */
 template <typename T, int HEAD>
-SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, float *squares)
+SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, layer_keys *keys,
+                           float *squares, layer_state *states, volatile int *waiting)
 {
-    const int tid = threadIdx.x, warp = tid / 32, grid = gridDim.x;
+    const int tid = layer_thread(), warp = tid / 32, grid = gridDim.x;
     /* What a step brings, counts, lengths, positions, slots, was there before its first kernel began. */
     const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
     float2 *turns = (float2 *)(shared + p.map.turns), *bias = (float2 *)(shared + p.map.bias);
     float *kept = (float *)(shared + p.map.own);
-    decode_shared<HEAD> &sh = *(decode_shared<HEAD> *)(shared + p.map.list);
     uint8_t *xs = shared + p.map.rows;
     const int most = layer_most(p.d, grid);
-    layer_ring ring = {0, 0, 0}, x_ring = ring;
-    int met = 0, group = 0;
+    layer_state *const state = states + warp;
+    *state = {{}, {}, {0, -1, 0}, 0, 0};
     if (warp < 2) layer_prefetch(p.own[0].norm[warp], 4 * p.d);
     if (tid < tokens) slots[tid] = p.slots[tid];
     for (int i = tid; i < tokens * (HEAD / 2); i += LAYER_THREADS) {
@@ -706,43 +1131,65 @@ SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, flo
         turns[i] = make_float2(cosine * p.mscale, sine * p.mscale);
     }
     layer_biases<HEAD>(p, 0, bias);
-    decode_list(p.attention, sh);
+    layer_list(p.attention, tokens, keys);
     grid_wait();
     if (tokens == 0) return;
+    layer_kept<T>(p, tokens, most, kept);
+    LAYER_STAMP(0, 0);
 #pragma unroll 1
-    for (int layer = 0, product = 0; layer < p.layers;) {
+    for (;;) {
+        const int layer = state->layer, product = state->product;
+        if (layer == p.layers) break;
         const layer_own &own = p.own[layer];
         const int k = p.shape[product].k, pitch = layer_pitch(k);
         const layer_part part = layer_part_of(p, product);
-        if (product % 2 == 0) {
-            const void *first = product ? NULL : layer ? p.y : p.first;
+        if (tid == 0) *waiting = 1;
+        if (product % 2 == 0)
             layer_normed<T>(xs, pitch, p, own.norm[product / 2], p.eps[product / 2],
-                            p.offset[product / 2], first, tokens, squares);
-        } else if (product == 1) {
-            layer_copy<T>(xs, pitch, p.attention.a.o, p.att_stride, k, tokens);
-        } else if (tid == 0) {
-            mbar_arrive(layer_bar(p, smem_addr(shared), LAYER_X_THERE));
+                            p.offset[product / 2],
+                            product == 0 && layer == 0 ? NULL : p.mail.x[product / 2], layer + 1,
+                            tokens, squares);
+        else if (product == 1)
+            layer_attended(xs, pitch, p.mail.att, k, layer + 1, tokens);
+        else
+            layer_wait(p.met, (layer + 1) * grid);
+        if (tid == 0) {
+            *waiting = 0;
+            if (product == 3) mbar_arrive(layer_bar(p, smem_addr(shared), LAYER_X_THERE));
         }
+        LAYER_STAMP(layer, 1 + 3 * product);
         /* what the next norm takes of it */
         if (warp == 0 && product == 1) layer_prefetch(own.norm[1], 4 * p.d);
         if (warp == 0 && product == 3 && layer + 1 < p.layers)
             layer_prefetch(p.own[layer + 1].norm[0], 4 * p.d);
+        layer_ring ring = state->ring, x_ring = state->x_ring;
+        layer_sums sums = state->sums;
         if (product == 3)
-            layer_run_deep<T>(p, part, shared, ring, x_ring, group, tokens,
+            layer_run_deep<T>(p, part, shared, ring, x_ring, sums, tokens,
                               [&](int unit, int tok, float x, float) {
-                                  ((T *)p.y)[tok * p.y_stride + unit] =
-                                      sop_from_float<T>(x + layer_bias(own, 6, unit));
+                                  const T y = sop_from_float<T>(x + layer_bias(own, 6, unit));
+                                  float &was = kept[tok * most + unit - part.first];
+                                  if (layer + 1 < p.layers) {
+                                      was += sop_to_float(y);
+                                      layer_post(p.mail.x[0] + (int64_t)tok * p.d + unit,
+                                                 __float_as_uint(was), layer + 2);
+                                  } else {
+                                      ((T *)p.y)[tok * p.y_stride + unit] = y;
+                                      p.x[tok * p.x_stride + unit] = was;
+                                  }
                               });
         else
-            layer_run<T>(p, part, shared, ring, group, pitch, tokens,
+            layer_run<T>(p, part, shared, ring, sums, pitch, tokens,
                          [&](int unit, int tok, float x, float y) {
                              const int at = unit - part.first;
                              if (product == 0) {
                                  layer_put_qkv<T, HEAD>(p, layer, turns, slots[tok], unit, tok,
                                                         x + bias[at].x, y + bias[at].y);
                              } else if (product == 1) {
-                                 p.x[tok * p.x_stride + unit] =
-                                     kept[tok * most + at] + x + layer_bias(own, 3, unit);
+                                 float &was = kept[tok * most + at];
+                                 was += x + layer_bias(own, 3, unit);
+                                 layer_post(p.mail.x[1] + (int64_t)tok * p.d + unit,
+                                            __float_as_uint(was), layer + 1);
                              } else {
                                  x += layer_bias(own, 4, unit);
                                  y += layer_bias(own, 5, unit);
@@ -750,21 +1197,26 @@ SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, flo
                                      sop_from_float<T>(sop_act_of(p.act, x) * y);
                              }
                          });
-        if (product == 3 && ++layer == p.layers) break;
-        layer_arrive(p.met);
-        met += grid;
-        if (product == 0) {
-            layer_kept<T>(p, layer ? p.y : p.first, tokens, most, kept);
-            decode_body<T, T, HEAD, false, false, true, T>(p.attention, own.k_pool, own.v_pool, sh,
-                                                           [&] { layer_wait(p.met, met); });
+        LAYER_STAMP(layer, 2 + 3 * product);
+        *state = {ring, x_ring, sums, layer + (product == 3), (product + 1) % 4};
+        if (product == 2)
             layer_arrive(p.met);
-            met += grid;
+        else
+            layer_sync();
+        if (product == 0) {
+            if (tid == 0) *waiting = 1;
+            layer_attend<T, HEAD>(p, layer, keys, shared, tokens);
+            LAYER_STAMP(layer, 3);
         } else if (product == 3) {
-            layer_biases<HEAD>(p, layer, bias);
+            if (layer + 1 < p.layers) layer_biases<HEAD>(p, layer + 1, bias);
         }
-        layer_wait(p.met, met);
-        product = (product + 1) % 4;
     }
+    /* all words were read before the last meeting */
+    const int64_t words =
+        ((int64_t)2 * p.d + (p.heads * 2 + 2 * p.kv_heads) * (HEAD / 2)) * p.tokens;
+    for (int64_t i = (int64_t)blockIdx.x * LAYER_THREADS + tid; i < words;
+         i += (int64_t)grid * LAYER_THREADS)
+        p.mail.x[0][i] = 0;
     if (tid == 0 && atomicAdd(p.met + 1, 1) == grid - 1)
         p.met[0] = p.met[1] = 0; /* all are through */
 }
@@ -774,32 +1226,35 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
     const __grid_constant__ layer_args p)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ float squares[2 * DECODE_WARPS];
-    __shared__ int slots[LAYER_TOKENS];
+    __shared__ float squares[2 * LAYER_WARPS];
+    __shared__ int slots[LAYER_TOKENS], waiting;
+    __shared__ layer_keys keys[LAYER_TOKENS];
+    __shared__ layer_state states[LAYER_WARPS];
     const int tid = threadIdx.x;
     const uint32_t base = smem_addr(shared);
     grid_go();
+    if (tid == 0) waiting = 0;
     if (tid < LAYER_BARS) {
         const int i = tid;
         mbar_init(layer_bar(p, base, i), i < LAYER_EMPTY        ? LAYER_ASKERS
                                          : i < LAYER_SUMS_FULL  ? LAYER_SHARE
-                                         : i < LAYER_SUMS_EMPTY ? DECODE_WARPS
+                                         : i < LAYER_SUMS_EMPTY ? LAYER_WARPS
                                          : i < LAYER_X_FULL     ? 1
                                          : i < LAYER_X_EMPTY    ? 32
-                                         : i < LAYER_X_THERE    ? DECODE_WARPS
+                                         : i < LAYER_X_THERE    ? LAYER_WARPS
                                                                 : 1);
     }
     fence_mbar_init();
     __syncthreads();
     if (tid >= LAYER_THREADS) {
-        regs_dec<40>();
+        regs_dec<56>();
         if (tid < LAYER_THREADS + 32 * LAYER_ASKERS)
-            layer_ask<T, HEAD>(p, base);
+            layer_ask<T, HEAD>(p, base, &waiting);
         else
             layer_bring<T>(p, base);
     } else {
-        regs_inc<232>();
-        layer_compute<T, HEAD>(p, shared, slots, squares);
+        regs_inc<224>();
+        layer_compute<T, HEAD>(p, shared, slots, keys, squares, states, &waiting);
     }
 }
 

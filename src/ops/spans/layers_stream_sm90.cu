@@ -25,6 +25,14 @@ static layer_map map_of(int64_t tokens, const sop_linear_desc *qkv, const sop_li
                               (int)(output->k > d ? output->k : d), piece_of(d), ring, (int)grid);
 }
 
+static layer_mail mail_of(const sop_attention_desc *d, int64_t dim, int grid, void *at,
+                          int64_t *bytes)
+{
+    return (d->k == 64 ? layer_mail_of<64> : layer_mail_of<128>)(at, (int)d->tokens, (int)dim,
+                                                                 (int)d->heads, (int)d->kv_heads,
+                                                                 grid, bytes);
+}
+
 /* Slots that the tokens' rows leave room for, on a grid of that many CTAs. */
 static int ring_of(decltype(map_of<64>) *map, int64_t tokens, const sop_linear_desc *qkv,
                    const sop_linear_desc *output, int64_t grid)
@@ -42,13 +50,15 @@ extern "C" const char *sop_layers_stream_refuse(const void *desc)
     const sop_linear_desc *output = (const sop_linear_desc *)of[OUTPUT];
     const char *why = sop_layer_refuse(desc);
     if (why) return why;
+    const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
     const int64_t d = qkv->k, channels = ((const sop_gated_desc *)of[GATED])->dim;
     if (3 * d * channels < LAYER_SMALL)
         return "a small layer, whose bytes are not what it waits for";
-    if (qkv->tokens > (d > LAYER_NARROW ? LAYER_FEW / 2 : LAYER_FEW))
+    if (d > LAYER_WIDEST) return "rows of over 8192";
+    if (qkv->tokens > (d > LAYER_NARROW ? LAYER_TOKENS / 2 : LAYER_TOKENS))
         return "more tokens than a kernel for each module is slower for";
-    if (ring_of(((const sop_attention_desc *)of[CORE])->k == 64 ? map_of<64> : map_of<128>,
-                qkv->tokens, qkv, output, 64) < LAYER_LEAST)
+    if (ring_of(core->k == 64 ? map_of<64> : map_of<128>, qkv->tokens, qkv, output, 64) <
+        LAYER_LEAST)
         return "too wide for so many tokens";
     return NULL;
 }
@@ -58,11 +68,21 @@ extern "C" sop_status sop_layers_stream_plan(const void *desc, const int32_t *pa
                                              sop_split *split)
 {
     const void *const *of = (const void *const *)desc;
+    const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
     const int64_t d = ((const sop_linear_desc *)of[DOWN])->n[0];
-    SOP_TRY(sop_attention_decode_plan(of[CORE], params, facts, budget, split));
-    if (layer_most((int)d, facts->workers) > LAYER_DEEP * LAYER_ROWS)
+    SOP_TRY(sop_attention_decode_plan(core, params, facts, budget, split));
+    const int grid = (int)split->word[DECODE_GRID];
+    if (core->kv_heads * core->tokens > grid)
+        return sop_fail(SOP_E_UNSUPPORTED, "%lld KV heads of %lld tokens are too many for %d CTAs",
+                        (long long)core->kv_heads, (long long)core->tokens, grid);
+    int64_t bytes;
+    (void)mail_of(core, d, grid, NULL, &bytes);
+    if (bytes > (int64_t)((SOP_CUDA_COUNTERS - 2) * sizeof(int)))
+        return sop_fail(SOP_E_UNSUPPORTED, "layers_stream_sm90: %lld bytes of words are too many",
+                        (long long)bytes);
+    if (layer_most((int)d, grid) > LAYER_DEEP * LAYER_ROWS)
         return sop_fail(SOP_E_UNSUPPORTED, "%lld rows of a layer are too many for %d CTAs",
-                        (long long)d, facts->workers);
+                        (long long)d, grid);
     return SOP_OK;
 }
 
@@ -154,6 +174,7 @@ static sop_status launch(const sop_call *call, const void *const *of, const sop_
     const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
     const unsigned grid = (unsigned)call->split->word[DECODE_GRID];
     const auto map = core->k == 64 ? map_of<64> : map_of<128>;
+    int64_t bytes;
     sop_call inner = *call; /* the attention core's part of it */
     inner.desc = core;
     inner.args = a + AT_CORE;
@@ -172,13 +193,10 @@ static sop_status launch(const sop_call *call, const void *const *of, const sop_
     p->shape[1] = shape_of(output, 3);
     p->shape[2] = shape_of((const sop_linear_desc *)of[GATE_UP], 4);
     p->shape[3] = shape_of(down, 6);
-    p->q_out = a[AT_QKV + SOP_LINEAR_Y].data;
     p->act_out = a[AT_GATED + SOP_GATED_Y].data;
     p->y = a[AT_DOWN + SOP_LINEAR_Y].data;
-    p->q_stride = qkv->y_stride;
     p->act_stride = gated->y_stride;
     p->y_stride = down->y_stride;
-    p->att_stride = core->o_stride;
     p->pages = core->pages;
     p->tokens = (int)qkv->tokens;
     p->d = (int)norm[0]->dim;
@@ -186,12 +204,13 @@ static sop_status launch(const sop_call *call, const void *const *of, const sop_
     p->kv_heads = (int)core->kv_heads;
     p->act = gated->act;
     p->met = sop_cuda_counters(call) + SOP_CUDA_COUNTERS - 2;
+    p->mail = mail_of(core, p->d, (int)grid, sop_cuda_counters(call), &bytes);
     p->ring = ring_of(map, p->tokens, qkv, output, grid);
     p->map = map(p->tokens, qkv, output, p->ring, grid);
     p->piece = piece_of(p->d);
-    p->window = LAYER_WINDOW / (p->piece * LAYER_ROWS * 64);
-    if (p->window < 1) p->window = 1;
-    if (p->window > p->ring - LAYER_APART) p->window = p->ring - LAYER_APART;
+    const int slot = p->piece * LAYER_ROWS * 64, most = p->ring - LAYER_APART;
+    p->window = LAYER_WINDOW / slot < most ? LAYER_WINDOW / slot : most;
+    p->calm = LAYER_CALM / slot < p->window ? LAYER_CALM / slot : p->window;
     const size_t shared = (size_t)p->map.bytes;
     if (core->kv_dtype == SOP_F16)
         return sop_launch_cluster(core->k == 64 ? sop_layers_stream_sm90<__half, 64>
