@@ -65,7 +65,7 @@ enum {
     LAYER_LEAST = LAYER_APART + 2, /* slots */
     LAYER_WINDOW = 56 * 1024,      /* bytes on their way: bench/gpu/h200.md */
     LAYER_CALM = 28 * 1024,        /* and while a CTA waits for words */
-    LAYER_UNITS = 2,               /* of keys, of a CTA, before another takes part */
+    LAYER_UNITS = 4,               /* of keys, of a CTA, before another takes part */
     LAYER_SLICE = 32,              /* channels that a warp merges */
     LAYER_AT_ONCE = 4,             /* warps of a CTA whose results are merged at once */
     LAYER_SHARED = 226 * 1024,
@@ -216,7 +216,7 @@ SOP_DEV int layer_anew(int x)
 }
 SOP_DEV int layer_thread(void)
 {
-    return layer_anew(threadIdx.x);
+    return layer_anew(threadIdx.x) & 1023; /* it is not negative */
 }
 
 /* The warps that compute. */
@@ -255,31 +255,24 @@ SOP_DEV void layer_post(unsigned long long *to, uint32_t x, int stamp)
                  : "memory");
 }
 
-/* N pairs of words, once all are there: their values. at(i): how far from `from` pair i is; < 0: none. */
+/* N pairs of words, once all are there: their values. at(i): how far from `from` pair i is. */
 template <int N, typename At>
 SOP_DEV void layer_collect(uint2 (&to)[N], const unsigned long long *from, int stamp, At at)
 {
     bool all;
-    uint32_t there = 0;
     do {
         unsigned long long w[N][2];
         all = true;
 #pragma unroll
         for (int i = 0; i < N; i++)
-            if (at(i) >= 0 && !(there >> i & 1))
-                asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                             : "=l"(w[i][0]), "=l"(w[i][1])
-                             : "l"(from + at(i))
-                             : "memory");
+            asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                         : "=l"(w[i][0]), "=l"(w[i][1])
+                         : "l"(from + at(i))
+                         : "memory");
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            if (at(i) < 0 || there >> i & 1) continue;
-            if ((int)(w[i][0] >> 32) == stamp && (int)(w[i][1] >> 32) == stamp) {
-                to[i] = make_uint2((uint32_t)w[i][0], (uint32_t)w[i][1]);
-                there |= 1u << i;
-            } else {
-                all = false;
-            }
+            all &= (int)(w[i][0] >> 32) == stamp && (int)(w[i][1] >> 32) == stamp;
+            to[i] = make_uint2((uint32_t)w[i][0], (uint32_t)w[i][1]);
         }
     } while (!all);
 }
@@ -309,10 +302,10 @@ struct layer_part {
 SOP_DEV layer_part layer_part_of(const layer_args &p, int product)
 {
     const layer_shape &w = p.shape[product];
-    const int cta = layer_anew(blockIdx.x), grid = layer_anew(gridDim.x);
+    const uint32_t cta = layer_anew(blockIdx.x), grid = layer_anew(gridDim.x);
     layer_part part;
     part.kind = product == 0 ? LAYER_HALVES : product == 2 ? LAYER_PAIRS : LAYER_SINGLE;
-    const int64_t n = part.kind == LAYER_HALVES ? (w.n[0] + w.n[1] + w.n[2]) / 2 : w.n[0];
+    const uint32_t n = part.kind == LAYER_HALVES ? (w.n[0] + w.n[1] + w.n[2]) / 2 : w.n[0];
     part.first = (int)(n * cta / grid);
     part.last = (int)(n * (cta + 1) / grid);
     const int own = part.last - part.first, groups = (own + LAYER_ROWS - 1) / LAYER_ROWS;
@@ -675,96 +668,74 @@ SOP_DEV float layer_bias(const layer_own &own, int at, int row)
 
 /* ---- what comes into shared memory ---- */
 
-/* The residual of all tokens, in a row as words that lie 0, 2, 1, 3. Of a row a thread has runs of four
- * values, every 4 LAYER_THREADS of them, two tokens at a time where rows are short. mail: words of this
- * stamp; NULL: the input. squares: [2][LAYER_WARPS] */
+/* The norm of all tokens, rows of words that lie 0, 2, 1, 3. Of a row a thread has runs of four values, every
+ * 4 LAYER_THREADS of them. mail: words of this stamp; NULL: the input. squares: [LAYER_WARPS] */
 template <typename T>
 SOP_DEV void layer_normed(uint8_t *xs, int pitch, const layer_args &p, const float *weights,
                           float eps, float offset, const unsigned long long *mail, int stamp,
                           int tokens, float *squares)
 {
     enum { HALF = 4, SIZE = 4 * LAYER_THREADS };
-    static_assert(2 * HALF * SIZE == LAYER_WIDEST && HALF * SIZE == LAYER_NARROW, "a row");
-    const int tid = layer_thread(), from = tid * 4;
-    const bool two = p.d <= HALF * SIZE; /* else the second half is the same token's */
+    static_assert(2 * HALF * SIZE == LAYER_WIDEST, "a row");
+    const int from = layer_thread() * 4;
 #pragma unroll 1
-    for (int tok = 0; tok < tokens; tok += two ? 2 : 1) {
-        int n[2], at[2]; /* values from there on */
-        float4 kept[2][HALF], weight[2][HALF];
-        float sum[2] = {};
+    for (int tok = 0; tok < tokens; tok++) {
+        float4 kept[2 * HALF], weight[2 * HALF];
+        float sum = 0;
+        /* where there is none, the first again: at worst it is another thread's */
+        auto place = [&](int j) { return from + j * SIZE < p.d ? from + j * SIZE : from % p.d; };
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int of = two ? tok + h : tok, start = from + (two ? 0 : h * HALF * SIZE);
-            n[h] = of < tokens ? p.d - start : 0;
-            at[h] = start;
+            if (h * HALF * SIZE >= p.d) break;
 #pragma unroll
-            for (int j = 0; j < HALF; j++) {
-                kept[h][j] = weight[h][j] = make_float4(0, 0, 0, 0);
-                if (j * SIZE < n[h]) weight[h][j] = *(const float4 *)(weights + start + j * SIZE);
-            }
-        }
-        if (mail) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int of = two ? tok + h : tok;
+            for (int j = h * HALF; j < (h + 1) * HALF; j++)
+                weight[j] = *(const float4 *)(weights + place(j));
+            if (mail) {
                 uint2 w[2 * HALF];
-                layer_collect(w, mail + (int64_t)of * p.d + at[h], stamp, [&](int i) {
-                    return i / 2 * SIZE < n[h] ? i / 2 * SIZE + i % 2 * 2 : -1;
-                });
+                layer_collect(w, mail + (int64_t)tok * p.d, stamp,
+                              [&](int i) { return place(h * HALF + i / 2) + i % 2 * 2; });
 #pragma unroll
                 for (int j = 0; j < HALF; j++)
-                    if (j * SIZE < n[h])
-                        kept[h][j] = make_float4(
-                            __uint_as_float(w[2 * j].x), __uint_as_float(w[2 * j].y),
-                            __uint_as_float(w[2 * j + 1].x), __uint_as_float(w[2 * j + 1].y));
-            }
-        } else {
+                    kept[h * HALF + j] = make_float4(
+                        __uint_as_float(w[2 * j].x), __uint_as_float(w[2 * j].y),
+                        __uint_as_float(w[2 * j + 1].x), __uint_as_float(w[2 * j + 1].y));
+            } else {
+#pragma unroll 1
+                for (int j = h * HALF; j < (h + 1) * HALF; j++) {
+                    float4 v = *(const float4 *)(p.x + tok * p.x_stride + place(j));
+                    if (p.first) {
+                        const uint2 raw =
+                            *(const uint2 *)((const T *)p.first + tok * p.first_stride + place(j));
+                        const T *e = (const T *)&raw;
+                        v.x += sop_to_float(e[0]), v.y += sop_to_float(e[1]);
+                        v.z += sop_to_float(e[2]), v.w += sop_to_float(e[3]);
+                    }
 #pragma unroll
-            for (int h = 0; h < 2; h++)
-#pragma unroll
-                for (int j = 0; j < HALF; j++) {
-                    const int of = two ? tok + h : tok, i = at[h] + j * SIZE;
-                    if (j * SIZE >= n[h]) continue;
-                    kept[h][j] = *(const float4 *)(p.x + of * p.x_stride + i);
-                    if (!p.first) continue;
-                    const uint2 raw =
-                        *(const uint2 *)((const T *)p.first + of * p.first_stride + i);
-                    const T *e = (const T *)&raw;
-                    kept[h][j].x += sop_to_float(e[0]), kept[h][j].y += sop_to_float(e[1]);
-                    kept[h][j].z += sop_to_float(e[2]), kept[h][j].w += sop_to_float(e[3]);
+                    for (int i = 0; i < 2 * HALF; i++)
+                        if (i == j) kept[i] = v;
                 }
-        }
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int j = 0; j < HALF; j++) {
-                const float4 v = kept[h][j];
-                sum[h] += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
             }
-            sum[h] = sop_warp_sum(sum[h]);
-            if (tid % 32 == 0) squares[h * LAYER_WARPS + tid / 32] = sum[h];
+#pragma unroll
+            for (int j = h * HALF; j < (h + 1) * HALF; j++) {
+                const float4 v = kept[j];
+                if (from + j * SIZE < p.d) sum += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+            }
         }
+        sum = sop_warp_sum(sum);
+        if (from % 128 == 0) squares[from / 128] = sum;
         layer_sync();
-        sum[0] = sum[1] = 0;
+        sum = 0;
 #pragma unroll
-        for (int w = 0; w < LAYER_WARPS; w++) {
-            sum[0] += squares[w];
-            sum[1] += squares[LAYER_WARPS + w];
-        }
-        if (!two) sum[0] = sum[1] = sum[0] + sum[1];
+        for (int w = 0; w < LAYER_WARPS; w++) sum += squares[w];
+        const float scale = rsqrtf(sum / (float)p.d + eps);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float scale = rsqrtf(sum[h] / (float)p.d + eps);
-#pragma unroll
-            for (int j = 0; j < HALF; j++) {
-                if (j * SIZE >= n[h]) continue;
-                const float4 v = kept[h][j], w = weight[h][j];
-                const int i = at[h] + j * SIZE;
-                uint32_t *to =
-                    (uint32_t *)(xs + (two ? tok + h : tok) * pitch + i / 8 * 16 + i / 4 % 2 * 4);
-                to[0] = sop_pack<T>(v.x * (offset + w.x) * scale, v.y * (offset + w.y) * scale);
-                to[2] = sop_pack<T>(v.z * (offset + w.z) * scale, v.w * (offset + w.w) * scale);
-            }
+        for (int j = 0; j < 2 * HALF; j++) {
+            const int i = from + j * SIZE;
+            if (i >= p.d) break;
+            const float4 v = kept[j], w = weight[j];
+            uint32_t *to = (uint32_t *)(xs + tok * pitch + i / 8 * 16 + i / 4 % 2 * 4);
+            to[0] = sop_pack<T>(v.x * (offset + w.x) * scale, v.y * (offset + w.y) * scale);
+            to[2] = sop_pack<T>(v.z * (offset + w.z) * scale, v.w * (offset + w.w) * scale);
         }
         layer_sync(); /* the squares are free, the rows are there */
     }
@@ -774,20 +745,18 @@ SOP_DEV void layer_normed(uint8_t *xs, int pitch, const layer_args &p, const flo
 SOP_DEV void layer_attended(uint8_t *xs, int pitch, const unsigned long long *mail, int k,
                             int stamp, int tokens)
 {
-    enum { AT_ONCE = 8 };
+    enum { AT_ONCE = 4 };
     const int tid = layer_thread(), quads = k / 4;
 #pragma unroll 1
     for (int tok = 0; tok < tokens; tok++)
 #pragma unroll 1
         for (int i = tid; i < quads; i += AT_ONCE * LAYER_THREADS) {
             uint2 w[AT_ONCE];
-            layer_collect(w, mail + ((int64_t)tok * quads + i) * 2, stamp, [&](int j) {
-                return i + j * LAYER_THREADS < quads ? j * LAYER_THREADS * 2 : -1;
-            });
+            layer_collect(w, mail + (int64_t)tok * quads * 2, stamp,
+                          [&](int j) { return min(i + j * LAYER_THREADS, quads - 1) * 2; });
 #pragma unroll
             for (int j = 0; j < AT_ONCE; j++) {
-                const int quad = i + j * LAYER_THREADS;
-                if (quad >= quads) continue;
+                const int quad = min(i + j * LAYER_THREADS, quads - 1);
                 uint32_t *to = (uint32_t *)(xs + tok * pitch + quad / 2 * 16 + quad % 2 * 4);
                 to[0] = w[j].x, to[2] = w[j].y;
             }
@@ -923,7 +892,7 @@ template <typename T, int HEAD>
 SOP_DEV void layer_merge(const layer_args &p, int first, int ctas, int tok, int kv_head, int head,
                          int slice, float k2, int stamp)
 {
-    enum { AT_ONCE = 8, SIZE = DECODE_GROUP * (HEAD / LAYER_SLICE) * (LAYER_SLICE + 4) };
+    enum { AT_ONCE = 9, SIZE = DECODE_GROUP * (HEAD / LAYER_SLICE) * (LAYER_SLICE + 4) };
     const int lane = layer_thread() % 32, of = kv_head * p.attention.group + head;
     float *const parts = layer_part_at<HEAD>(p, first, head, slice);
     float top = -1e30f, den = 0, y = 0;
@@ -974,129 +943,130 @@ template <typename T, int HEAD>
 SOP_DEV void layer_attend(const layer_args &p, int layer, const layer_keys *list, uint8_t *shared,
                           int tokens)
 {
-    enum {
-        WIDE = layer_scores<HEAD>::WIDE,
-        HALF = HEAD / 2,
-        EACH = DECODE_GROUP * HEAD / LAYER_THREADS
-    };
+    enum { WIDE = layer_scores<HEAD>::WIDE, HALF = HEAD / 2, SLICES = HEAD / LAYER_SLICE };
     const decode_args &a = p.attention;
     layer_scores<HEAD> &sh = *(layer_scores<HEAD> *)(shared + p.map.rows);
     const int tid = layer_thread(), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const int cta = layer_anew(blockIdx.x), each = layer_anew(gridDim.x) / (p.kv_heads * tokens);
-    const int pair = cta / each;
+    const int pair = cta / each, rank = cta - pair * each;
     if (pair >= p.kv_heads * tokens) return;
-    const int rank = cta - pair * each, kv_head = pair / tokens, tok = pair % tokens;
+    const int kv_head = pair / tokens, tok = pair - kv_head * tokens;
     const layer_keys k = list[tok];
     const int all = k.units + 1; /* with that of the step's own keys */
     const int ctas = min(each, (all + LAYER_UNITS - 1) / LAYER_UNITS);
     const int mine = rank < ctas ? (all - rank + ctas - 1) / ctas : 0;
     const float k2 = a.cap > 0 ? 1 : a.scale * 1.44269504f;
-    const layer_own &own = p.own[layer];
-    decode_regs<HEAD> cur;
-    auto find =
-        [&](int unit) { /* of the cache; pages have a multiple of 16 tokens */
-                        const int key = (k.lo / DECODE_UNIT + unit) * DECODE_UNIT,
-                                  at = key % a.page;
-                        const int64_t page =
-                            a.a.table[(int64_t)k.seq * a.table_stride + key / a.page];
-                        cur.lo = k.lo - key, cur.hi = k.old - key;
-                        return layer_unit{
-                            (const uint8_t *)own.k_pool +
-                                2 * (page * a.kp_page + at * a.kp_token + kv_head * a.kp_head),
-                            (const uint8_t *)own.v_pool +
-                                2 * (page * a.vp_page + at * a.vp_token + kv_head * a.vp_head),
-                            2 * a.kp_token, 2 * a.vp_token};
-        };
     if (mine) {
-        const int first = rank + warp * ctas; /* unit */
-        if (warp < mine && first < k.units) layer_soon<HEAD>(find(first));
-        /* queries, keys and values of the step, two pairs of channels a thread */
+        decode_regs<HEAD> cur;
+        layer_unit from = {};
+        auto find =
+            [&](int unit) { /* pages have a multiple of 16 tokens */
+                            const layer_own &own = p.own[layer];
+                            const int key = (k.lo / DECODE_UNIT + unit) * DECODE_UNIT;
+                            const int i = key / a.page, at = key - i * a.page;
+                            const int64_t page = a.a.table[(int64_t)k.seq * a.table_stride + i];
+                            from.k = (const uint8_t *)own.k_pool +
+                                     2 * (page * a.kp_page + at * a.kp_token + kv_head * a.kp_head);
+                            from.v = (const uint8_t *)own.v_pool +
+                                     2 * (page * a.vp_page + at * a.vp_token + kv_head * a.vp_head);
+                            from.k_next = 2 * a.kp_token, from.v_next = 2 * a.vp_token;
+            };
+        if (warp < mine && rank + warp * ctas < k.units) {
+            find(rank + warp * ctas);
+            layer_soon<HEAD>(from);
+        }
+        /* queries, keys and values of the step, two pairs of channels a word and a thread */
+        enum { AT_ONCE = 2 };
+        static_assert((DECODE_GROUP + 2 * LAYER_TOKENS) * HALF / 2 <= AT_ONCE * LAYER_THREADS,
+                      "all");
         const int words = (a.group + 2 * tokens) * (HALF / 2);
-        const int units = (p.heads + 2 * p.kv_heads) * HALF;
-#pragma unroll 1
-        for (int i = tid; i < DECODE_GROUP * (HALF / 2); i += LAYER_THREADS)
-            if (i / (HALF / 2) >= a.group)
-                *(uint2 *)&sh.q[i / (HALF / 2)][i % (HALF / 2) * 4] = make_uint2(0, 0);
-#pragma unroll 1
-        for (int i = tid; i < words; i += LAYER_THREADS) {
-            const int row = i / (HALF / 2), c = i % (HALF / 2) * 2, j = row - a.group;
+        auto word = [&](int i) { return min(tid + i * LAYER_THREADS, words - 1); };
+        uint2 w[AT_ONCE];
+        layer_collect(w, p.mail.qkv, layer + 1, [&](int i) {
+            const int row = word(i) / (HALF / 2), j = row - a.group;
             const int of = j < 0 ? tok : j < tokens ? j : j - tokens; /* the token */
             const int head = j < 0        ? kv_head * a.group + row
                              : j < tokens ? p.heads + kv_head
                                           : p.heads + p.kv_heads + kv_head;
-            uint2 w[1];
-            layer_collect(w, p.mail.qkv + (int64_t)of * units + head * HALF + c, layer + 1,
-                          [](int) { return 0; });
+            return (of * (p.heads + 2 * p.kv_heads) + head) * HALF + word(i) % (HALF / 2) * 2;
+        });
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int row = word(i) / (HALF / 2), c = word(i) % (HALF / 2) * 2, j = row - a.group;
             uint16_t *to = j < 0 ? sh.q[row] : j < tokens ? sh.k[j] : sh.v[j - tokens];
-            *(uint32_t *)(to + c) = __byte_perm(w[0].x, w[0].y, 0x5410);
-            *(uint32_t *)(to + c + HALF) = __byte_perm(w[0].x, w[0].y, 0x7632);
+            *(uint32_t *)(to + c) = __byte_perm(w[i].x, w[i].y, 0x5410);
+            *(uint32_t *)(to + c + HALF) = __byte_perm(w[i].x, w[i].y, 0x7632);
         }
         layer_sync();
         uint32_t qf[HEAD / 8];
 #pragma unroll
         for (int i = 0; i < HEAD / 8; i++)
-            qf[i] = *(const uint32_t *)((const uint8_t *)sh.q[g] + decode_byte<HEAD / 8, 4>(i, t));
+            qf[i] =
+                g < a.group
+                    ? *(const uint32_t *)((const uint8_t *)sh.q[g] + decode_byte<HEAD / 8, 4>(i, t))
+                    : 0;
         float o[HEAD / 16][4] = {}, m[2] = {-1e30f, -1e30f}, l[2] = {0, 0};
         const float none[2] = {};
 #pragma unroll 1
         for (int j = warp; j < mine; j += LAYER_WARPS) {
-            const int unit = rank + j * ctas;
-            layer_unit from = {(const uint8_t *)sh.k, (const uint8_t *)sh.v, sizeof sh.k[0],
-                               sizeof sh.v[0]};
-            cur.lo = k.new_lo, cur.hi = k.new_hi, cur.at = 0;
-            if (unit < k.units) from = find(unit);
+            const int unit = rank + j * ctas, key = (k.lo / DECODE_UNIT + unit) * DECODE_UNIT;
+            cur.lo = k.lo - key, cur.hi = k.old - key, cur.at = 0;
+            if (unit == k.units) {
+                from = {(const uint8_t *)sh.k, (const uint8_t *)sh.v, sizeof sh.k[0],
+                        sizeof sh.v[0]};
+                cur.lo = k.new_lo, cur.hi = k.new_hi;
+            } else if (j != warp) {
+                find(unit);
+            }
             layer_rows_kv<HEAD>(from, cur);
             decode_unit<T, T, HEAD, false>(
                 a, cur, none, none, o, m, l, [](int) {}, qf, [] {});
         }
-        /* those of the warps into one */
+        /* those of the warps into one, a head a warp */
         const int warps = min((int)LAYER_WARPS, mine);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             for (int z = 4; z < 32; z *= 2) l[r] += __shfl_xor_sync(~0u, l[r], z);
             if (g == 0) sh.m[warp][2 * t + r] = m[r], sh.l[warp][2 * t + r] = l[r];
         }
-        float top[EACH], den[EACH] = {}, y[EACH] = {};
+        float top = -1e30f, den = 0, y[SLICES] = {};
 #pragma unroll 1
-        for (int from = 0; from < warps; from += LAYER_AT_ONCE) {
-            if (from) layer_sync();
-            if (warp / LAYER_AT_ONCE * LAYER_AT_ONCE == from && warp < warps)
+        for (int from_warp = 0; from_warp < warps; from_warp += LAYER_AT_ONCE) {
+            if (from_warp) layer_sync();
+            if (warp / LAYER_AT_ONCE * LAYER_AT_ONCE == from_warp && warp < warps)
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float *to = sh.o[warp - from] + (2 * t + r) * WIDE;
+                for (int r = 0; r < 4; r++) /* head 2t + r % 2; see decode_place() */
 #pragma unroll
-                    for (int j = 0; j < HEAD / 16; j++)
-                        to[j * 16 + g] = o[j][r], to[j * 16 + g + 8] = o[j][2 + r];
-                }
+                    for (int i = 0; i < HEAD / 16; i += 4) {
+                        const int e = i + r / 2 * (HEAD / 16);
+                        *(float4 *)(sh.o[warp - from_warp] + (2 * t + r % 2) * WIDE + e / 8 * 64 +
+                                    g * 8 + e % 8) =
+                            make_float4(o[i][r], o[i + 1][r], o[i + 2][r], o[i + 3][r]);
+                    }
             layer_sync();
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                const int head = (tid + i * LAYER_THREADS) / HEAD, c = tid % HEAD;
-                if (from == 0) {
-                    top[i] = -1e30f;
-                    for (int w = 0; w < warps; w++) top[i] = fmaxf(top[i], sh.m[w][head]);
-                }
+            if (from_warp == 0)
+                for (int w = 0; w < warps; w++) top = fmaxf(top, sh.m[w][warp]);
 #pragma unroll 1
-                for (int w = from; w < min(warps, from + (int)LAYER_AT_ONCE); w++) {
-                    const float f = decode_exp2((sh.m[w][head] - top[i]) * k2);
-                    den[i] += sh.l[w][head] * f;
-                    y[i] += sh.o[w - from][head * WIDE + decode_place<HEAD>(c)] * f;
-                }
+            for (int w = from_warp; w < min(warps, from_warp + (int)LAYER_AT_ONCE); w++) {
+                const float f = decode_exp2((sh.m[w][warp] - top) * k2);
+                den += sh.l[w][warp] * f;
+#pragma unroll
+                for (int i = 0; i < SLICES; i++)
+                    y[i] += sh.o[w - from_warp][warp * WIDE + i * LAYER_SLICE + lane] * f;
             }
         }
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int head = (tid + i * LAYER_THREADS) / HEAD, c = tid % HEAD;
-            if (head >= a.group) continue;
-            float *to = layer_part_at<HEAD>(p, cta, head, c / LAYER_SLICE);
-            decode_post(to + c % LAYER_SLICE, y[i]);
-            if (c % LAYER_SLICE == 0) decode_post2(to + LAYER_SLICE, top[i], den[i]);
+        for (int i = 0; i < SLICES; i++) {
+            if (warp >= a.group) break;
+            float *to = layer_part_at<HEAD>(p, cta, warp, i);
+            decode_post(to + lane, y[i]);
+            if (lane == 0) decode_post2(to + LAYER_SLICE, top, den);
         }
     }
 #pragma unroll 1
-    for (int s = rank + each * warp; s < a.group * (HEAD / LAYER_SLICE); s += each * LAYER_WARPS)
-        layer_merge<T, HEAD>(p, pair * each, ctas, tok, kv_head, s / (HEAD / LAYER_SLICE),
-                             s % (HEAD / LAYER_SLICE), k2, layer + 1);
+    for (int s = rank + each * warp; s < a.group * SLICES; s += each * LAYER_WARPS)
+        layer_merge<T, HEAD>(p, pair * each, ctas, tok, kv_head, s / SLICES, s % SLICES, k2,
+                             layer + 1);
     layer_sync(); /* what it had in shared memory is free */
 }
 
@@ -1226,7 +1196,7 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
     const __grid_constant__ layer_args p)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ float squares[2 * LAYER_WARPS];
+    __shared__ float squares[LAYER_WARPS];
     __shared__ int slots[LAYER_TOKENS], waiting;
     __shared__ layer_keys keys[LAYER_TOKENS];
     __shared__ layer_state states[LAYER_WARPS];
