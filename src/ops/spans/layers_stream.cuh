@@ -346,18 +346,29 @@ SOP_DEV uint32_t layer_bar(const layer_args &p, uint32_t base, int i)
     return base + p.map.bars + 8 * i;
 }
 
-/* A warp that asks for weights, every third row of a slot: all of all layers, in the order in which they
- * are used. What it does for a slot is all that lies between one and the next. */
+SOP_DEV void layer_bulk(uint32_t to, const void *from, int bytes, uint32_t bar)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "r"(bytes), "r"(bar)
+        : "memory");
+}
+
+/* A thread that asks for weights, every third row of a slot: all of all layers, in the order in which they
+ * are used. What it does for a slot is all that lies between one and the next; where lanes of a warp ask
+ * together, each takes 90 clocks. */
 template <typename T, int HEAD>
 SOP_DEV void layer_ask(const layer_args &p, uint32_t base, const volatile int *waiting)
 {
-    const int lane = threadIdx.x % 32, live = (int)sop_live_rows(p.live_tokens, p.tokens);
-    const int row = (int)threadIdx.x / 32 - LAYER_WARPS + LAYER_ASKERS * lane;
+    enum { OWN = (LAYER_ROWS + LAYER_ASKERS - 1) / LAYER_ASKERS, HALF = LAYER_ROWS / 2 };
+    const int live = (int)sop_live_rows(p.live_tokens, p.tokens);
+    const int first = (int)threadIdx.x / 32 - LAYER_WARPS; /* row */
     const uint32_t bars = base + p.map.bars;
     layer_ring r = {0, 0, 0}, came = r, near = r; /* behind r by the window, by the calm one */
     int left = p.window, sent = 0;
-    /* mine: of `rows` a row of this warp's that is there */
-    auto ask = [&](bool mine, int rows, const char *from, int bytes, int pitch) {
+    /* bit i of mask: row first + i LAYER_ASKERS is there, at from[i] + at */
+    auto ask = [&](int mask, const char *const(&from)[OWN], int64_t at, int bytes, int pitch) {
         if (left > 0)
             left--;
         else {
@@ -369,18 +380,15 @@ SOP_DEV void layer_ask(const layer_args &p, uint32_t base, const volatile int *w
             layer_turn(near, p.ring);
         }
         const uint32_t full = bars + 8 * (LAYER_FULL + r.slot);
+        const uint32_t to = base + p.map.ring + r.slot * p.map.slot + first * pitch;
         mbar_wait(bars + 8 * (LAYER_EMPTY + r.slot), r.phase ^ 1);
 #ifdef LAYER_NOCOPY
-        rows = 0, mine = false;
+        mask = 0;
 #endif
-        if (lane == 0) mbar_expect_tx(full, rows * bytes);
-        __syncwarp();
-        if (mine)
-            asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-                "[%3];" ::"r"(base + p.map.ring + r.slot * p.map.slot + row * pitch),
-                "l"(from), "r"(bytes), "r"(full)
-                : "memory");
+        mbar_expect_tx(full, __popc(mask) * bytes);
+#pragma unroll
+        for (int i = 0; i < OWN; i++)
+            if (mask >> i & 1) layer_bulk(to + i * LAYER_ASKERS * pitch, from[i] + at, bytes, full);
         layer_turn(r, p.ring);
     };
 #pragma unroll 1
@@ -389,39 +397,47 @@ SOP_DEV void layer_ask(const layer_args &p, uint32_t base, const volatile int *w
         for (int product = 0; product < 4; product++) {
             const layer_part part = layer_part_of(p, product);
             const int pitch = layer_pitch(part.piece * 32), all = part.steps * 64;
-            const int piece = part.piece * 64, single = part.kind == LAYER_SINGLE;
-            const int own = single ? row : row % (LAYER_ROWS / 2);
-            const int half = single ? 0 : row / (LAYER_ROWS / 2);
-            const bool is = row < (single ? part.each : (int)LAYER_ROWS);
-            auto at = [&](int u) {
-                return is ? layer_row<T, HEAD>(p, layer, product, min(u + own, part.last - 1), half)
-                          : NULL;
+            const int piece = part.piece * 64;
+            const bool single = part.kind == LAYER_SINGLE;
+            const char *from[OWN];
+            auto find = [&](int u) {
+#pragma unroll
+                for (int i = 0; i < OWN; i++) {
+                    const int row = first + i * LAYER_ASKERS, own = single ? row : row % HALF;
+                    from[i] = layer_row<T, HEAD>(p, layer, product, min(u + own, part.last - 1),
+                                                 single ? 0 : row / HALF & 1);
+                }
+            };
+            auto rows = [&](int u) {
+                const int n = min(part.each, part.last - u);
+                int mask = 0;
+#pragma unroll
+                for (int i = 0; i < OWN; i++) {
+                    const int row = first + i * LAYER_ASKERS, own = single ? row : row % HALF;
+                    if (own < n && row < LAYER_ROWS) mask |= 1 << i;
+                }
+                return mask;
             };
             if (product == 3) { /* piece by piece of k */
-                const char *from = at(part.first);
+                find(part.first);
 #pragma unroll 1
-                for (int s = 0; s < all; s += piece, from += piece) {
-                    const char *group = from;
+                for (int s = 0; s < all; s += piece)
 #pragma unroll 1
-                    for (int u = part.first + own; u - own < part.last;
-                         u += part.each, group += part.each * (int64_t)all) {
-                        const bool mine = is && u < part.last;
+                    for (int u = part.first; u < part.last; u += part.each) {
                         if (live == 0 && left == 0) break;
-                        ask(mine, __popc(__ballot_sync(~0u, mine)), group, min(piece, all - s),
+                        ask(rows(u), from, s + (u - part.first) * (int64_t)all, min(piece, all - s),
                             pitch);
                     }
-                }
                 continue;
             }
 #pragma unroll 1
             for (int u = part.first; u < part.last; u += part.each) {
-                const bool mine = is && u + own < part.last;
-                const int rows = __popc(__ballot_sync(~0u, mine));
-                const char *from = at(u);
+                find(u);
+                const int mask = rows(u);
 #pragma unroll 1
-                for (int s = 0; s < all; s += piece, from += piece) {
+                for (int s = 0; s < all; s += piece) {
                     if (live == 0 && left == 0) break;
-                    ask(mine, rows, from, min(piece, all - s), pitch);
+                    ask(mask, from, s, min(piece, all - s), pitch);
                 }
             }
         }
@@ -1218,10 +1234,10 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
     __syncthreads();
     if (tid >= LAYER_THREADS) {
         regs_dec<56>();
-        if (tid < LAYER_THREADS + 32 * LAYER_ASKERS)
-            layer_ask<T, HEAD>(p, base, &waiting);
-        else
+        if (tid >= LAYER_THREADS + 32 * LAYER_ASKERS)
             layer_bring<T>(p, base);
+        else if (tid % 32 == 0)
+            layer_ask<T, HEAD>(p, base, &waiting);
     } else {
         regs_inc<224>();
         layer_compute<T, HEAD>(p, shared, slots, keys, squares, states, &waiting);
