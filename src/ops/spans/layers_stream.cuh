@@ -130,7 +130,8 @@ struct layer_args {
     int64_t pages;
     int tokens, d, heads, kv_heads, act;
     int piece, ring, window, calm; /* steps of a slot; slots; of them on their way, at most */
-    int *met;                      /* [2], zero before and after */
+    int ahead, pace;
+    int *met; /* [2], zero before and after */
     layer_mail mail;
     layer_map map;
     int layers;
@@ -332,6 +333,11 @@ SOP_DEV const char *layer_row(const layer_args &p, int layer, int product, int u
     return (const char *)((const T *)p.own[layer].w[shape.at + j] + (int64_t)row * shape.k);
 }
 
+/* What warps tell each other: that those that compute wait; slots asked for. */
+struct layer_signs {
+    volatile int waiting, asked;
+};
+
 /* Where a warp is in the ring. */
 struct layer_ring {
     int slot, phase, turn;
@@ -355,42 +361,13 @@ SOP_DEV void layer_bulk(uint32_t to, const void *from, int bytes, uint32_t bar)
         : "memory");
 }
 
-/* A thread that asks for weights, every third row of a slot: all of all layers, in the order in which they
- * are used. What it does for a slot is all that lies between one and the next; where lanes of a warp ask
- * together, each takes 90 clocks. */
-template <typename T, int HEAD>
-SOP_DEV void layer_ask(const layer_args &p, uint32_t base, const volatile int *waiting)
+/* All slots of all layers, in the order in which they are used: of each the rows first + i EVERY.
+ * visit(mask, from, at, bytes, pitch): bit i: row i is there, at from[i] + at; bytes of a row, and from row
+ * to row in the slot. What it takes for a slot is all that lies between one and the next. */
+template <typename T, int HEAD, int EVERY, typename Visit>
+SOP_DEV void layer_slots(const layer_args &p, int first, Visit visit)
 {
-    enum { OWN = (LAYER_ROWS + LAYER_ASKERS - 1) / LAYER_ASKERS, HALF = LAYER_ROWS / 2 };
-    const int live = (int)sop_live_rows(p.live_tokens, p.tokens);
-    const int first = (int)threadIdx.x / 32 - LAYER_WARPS; /* row */
-    const uint32_t bars = base + p.map.bars;
-    layer_ring r = {0, 0, 0}, came = r, near = r; /* behind r by the window, by the calm one */
-    int left = p.window, sent = 0;
-    /* bit i of mask: row first + i LAYER_ASKERS is there, at from[i] + at */
-    auto ask = [&](int mask, const char *const(&from)[OWN], int64_t at, int bytes, int pitch) {
-        if (left > 0)
-            left--;
-        else {
-            mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
-            layer_turn(came, p.ring);
-        }
-        if (++sent > p.calm) {
-            if (*waiting) mbar_wait(bars + 8 * (LAYER_FULL + near.slot), near.phase);
-            layer_turn(near, p.ring);
-        }
-        const uint32_t full = bars + 8 * (LAYER_FULL + r.slot);
-        const uint32_t to = base + p.map.ring + r.slot * p.map.slot + first * pitch;
-        mbar_wait(bars + 8 * (LAYER_EMPTY + r.slot), r.phase ^ 1);
-#ifdef LAYER_NOCOPY
-        mask = 0;
-#endif
-        mbar_expect_tx(full, __popc(mask) * bytes);
-#pragma unroll
-        for (int i = 0; i < OWN; i++)
-            if (mask >> i & 1) layer_bulk(to + i * LAYER_ASKERS * pitch, from[i] + at, bytes, full);
-        layer_turn(r, p.ring);
-    };
+    enum { OWN = LAYER_ROWS / EVERY, HALF = LAYER_ROWS / 2 };
 #pragma unroll 1
     for (int layer = 0; layer < p.layers; layer++)
 #pragma unroll 1
@@ -403,9 +380,9 @@ SOP_DEV void layer_ask(const layer_args &p, uint32_t base, const volatile int *w
             auto find = [&](int u) {
 #pragma unroll
                 for (int i = 0; i < OWN; i++) {
-                    const int row = first + i * LAYER_ASKERS, own = single ? row : row % HALF;
+                    const int row = first + i * EVERY, own = single ? row : row % HALF;
                     from[i] = layer_row<T, HEAD>(p, layer, product, min(u + own, part.last - 1),
-                                                 single ? 0 : row / HALF & 1);
+                                                 single ? 0 : row / HALF);
                 }
             };
             auto rows = [&](int u) {
@@ -413,8 +390,8 @@ SOP_DEV void layer_ask(const layer_args &p, uint32_t base, const volatile int *w
                 int mask = 0;
 #pragma unroll
                 for (int i = 0; i < OWN; i++) {
-                    const int row = first + i * LAYER_ASKERS, own = single ? row : row % HALF;
-                    if (own < n && row < LAYER_ROWS) mask |= 1 << i;
+                    const int row = first + i * EVERY, own = single ? row : row % HALF;
+                    if (own < n) mask |= 1 << i;
                 }
                 return mask;
             };
@@ -423,11 +400,9 @@ SOP_DEV void layer_ask(const layer_args &p, uint32_t base, const volatile int *w
 #pragma unroll 1
                 for (int s = 0; s < all; s += piece)
 #pragma unroll 1
-                    for (int u = part.first; u < part.last; u += part.each) {
-                        if (live == 0 && left == 0) break;
-                        ask(rows(u), from, s + (u - part.first) * (int64_t)all, min(piece, all - s),
-                            pitch);
-                    }
+                    for (int u = part.first; u < part.last; u += part.each)
+                        visit(rows(u), from, s + (u - part.first) * (int64_t)all,
+                              min(piece, all - s), pitch);
                 continue;
             }
 #pragma unroll 1
@@ -435,15 +410,69 @@ SOP_DEV void layer_ask(const layer_args &p, uint32_t base, const volatile int *w
                 find(u);
                 const int mask = rows(u);
 #pragma unroll 1
-                for (int s = 0; s < all; s += piece) {
-                    if (live == 0 && left == 0) break;
-                    ask(mask, from, s, min(piece, all - s), pitch);
-                }
+                for (int s = 0; s < all; s += piece)
+                    visit(mask, from, (int64_t)s, min(piece, all - s), pitch);
             }
         }
-    if (live > 0) return;
-    for (int i = p.window - left; i > 0; i--, layer_turn(came, p.ring)) /* nobody takes them */
-        mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
+}
+
+/* A thread that asks for weights, every LAYER_ASKERS-th row of a slot. Where lanes of a warp ask together,
+ * each takes 90 clocks. */
+template <typename T, int HEAD>
+SOP_DEV void layer_ask(const layer_args &p, uint32_t base, layer_signs *signs)
+{
+    enum { OWN = LAYER_ROWS / LAYER_ASKERS };
+    const int first = (int)threadIdx.x / 32 - LAYER_WARPS; /* row */
+    const uint32_t bars = base + p.map.bars;
+    layer_ring r = {0, 0, 0}, came = r, near = r; /* behind r by the window, by the calm one */
+    int sent = 0;
+    layer_slots<T, HEAD, LAYER_ASKERS>(
+        p, first, [&](int mask, const char *const(&from)[OWN], int64_t at, int bytes, int pitch) {
+            if (sent >= p.window) {
+                mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
+                layer_turn(came, p.ring);
+            }
+            if (sent >= p.calm) {
+                if (signs->waiting) mbar_wait(bars + 8 * (LAYER_FULL + near.slot), near.phase);
+                layer_turn(near, p.ring);
+            }
+            const uint32_t full = bars + 8 * (LAYER_FULL + r.slot);
+            const uint32_t to = base + p.map.ring + r.slot * p.map.slot + first * pitch;
+            mbar_wait(bars + 8 * (LAYER_EMPTY + r.slot), r.phase ^ 1);
+#ifdef LAYER_NOCOPY
+            mask = 0;
+#endif
+            mbar_expect_tx(full, __popc(mask) * bytes);
+#pragma unroll
+            for (int i = 0; i < OWN; i++)
+                if (mask >> i & 1)
+                    layer_bulk(to + i * LAYER_ASKERS * pitch, from[i] + at, bytes, full);
+            layer_turn(r, p.ring);
+            sent++;
+            if (first == 0) signs->asked = sent;
+        });
+}
+
+/* A thread that brings the weights of slots that are not yet asked for into the L2, at the memory's pace. */
+template <typename T, int HEAD>
+SOP_DEV void layer_foresee(const layer_args &p, const layer_signs *signs)
+{
+    int seen = 0;
+    uint32_t next = (uint32_t)clock();
+    layer_slots<T, HEAD, 1>(
+        p, 0, [&](int mask, const char *const(&from)[LAYER_ROWS], int64_t at, int bytes, int) {
+            seen++;
+            while (seen - signs->asked > p.ahead) __nanosleep(20);
+            if (seen <= signs->asked) return;
+            while ((int32_t)((uint32_t)clock() - next) < 0) continue;
+            next = (uint32_t)clock() + p.pace;
+#pragma unroll
+            for (int i = 0; i < LAYER_ROWS; i++)
+                if (mask >> i & 1)
+                    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from[i] + at),
+                                 "r"(bytes)
+                                 : "memory");
+        });
 }
 
 SOP_DEV uint4 layer_shared(uint32_t at)
@@ -1098,7 +1127,7 @@ struct layer_state {
 /* What the warps that compute do. */
 template <typename T, int HEAD>
 SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, layer_keys *keys,
-                           float *squares, layer_state *states, volatile int *waiting)
+                           float *squares, layer_state *states, layer_signs *signs)
 {
     const int tid = layer_thread(), warp = tid / 32, grid = gridDim.x;
     /* What a step brings, counts, lengths, positions, slots, was there before its first kernel began. */
@@ -1129,7 +1158,7 @@ SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, lay
         const layer_own &own = p.own[layer];
         const int k = p.shape[product].k, pitch = layer_pitch(k);
         const layer_part part = layer_part_of(p, product);
-        if (tid == 0) *waiting = 1;
+        if (tid == 0) signs->waiting = 1;
         if (product % 2 == 0)
             layer_normed<T>(xs, pitch, p, own.norm[product / 2], p.eps[product / 2],
                             p.offset[product / 2],
@@ -1140,7 +1169,7 @@ SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, lay
         else
             layer_wait(p.met, (layer + 1) * grid);
         if (tid == 0) {
-            *waiting = 0;
+            signs->waiting = 0;
             if (product == 3) mbar_arrive(layer_bar(p, smem_addr(shared), LAYER_X_THERE));
         }
         LAYER_STAMP(layer, 1 + 3 * product);
@@ -1190,7 +1219,7 @@ SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, lay
         else
             layer_sync();
         if (product == 0) {
-            if (tid == 0) *waiting = 1;
+            if (tid == 0) signs->waiting = 1;
             layer_attend<T, HEAD>(p, layer, keys, shared, tokens);
             LAYER_STAMP(layer, 3);
         } else if (product == 3) {
@@ -1213,13 +1242,14 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
 {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float squares[LAYER_WARPS];
-    __shared__ int slots[LAYER_TOKENS], waiting;
+    __shared__ int slots[LAYER_TOKENS];
+    __shared__ layer_signs signs;
     __shared__ layer_keys keys[LAYER_TOKENS];
     __shared__ layer_state states[LAYER_WARPS];
     const int tid = threadIdx.x;
     const uint32_t base = smem_addr(shared);
     grid_go();
-    if (tid == 0) waiting = 0;
+    if (tid == 0) signs.waiting = signs.asked = 0;
     if (tid < LAYER_BARS) {
         const int i = tid;
         mbar_init(layer_bar(p, base, i), i < LAYER_EMPTY        ? LAYER_ASKERS
@@ -1234,13 +1264,18 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
     __syncthreads();
     if (tid >= LAYER_THREADS) {
         regs_dec<56>();
-        if (tid >= LAYER_THREADS + 32 * LAYER_ASKERS)
+        /* without tokens nobody takes what is asked for */
+        const int role = tid / 32 - LAYER_WARPS;
+        const bool live = sop_live_rows(p.live_tokens, p.tokens) > 0;
+        if (role < LAYER_ASKERS && live && tid % 32 == 0)
+            layer_ask<T, HEAD>(p, base, &signs);
+        else if (role == LAYER_ASKERS && live && tid % 32 == 0 && p.ahead > 0)
+            layer_foresee<T, HEAD>(p, &signs);
+        else if (role == LAYER_ASKERS + 1 && live)
             layer_bring<T>(p, base);
-        else if (tid % 32 == 0)
-            layer_ask<T, HEAD>(p, base, &waiting);
     } else {
         regs_inc<224>();
-        layer_compute<T, HEAD>(p, shared, slots, keys, squares, states, &waiting);
+        layer_compute<T, HEAD>(p, shared, slots, keys, squares, states, &signs);
     }
 }
 

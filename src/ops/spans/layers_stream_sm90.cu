@@ -210,6 +210,7 @@ static sop_status launch(const sop_call *call, const void *const *of, const sop_
     p->piece = piece_of(p->d);
     const int slot = p->piece * LAYER_ROWS * 64, most = p->ring - LAYER_APART;
     p->window = LAYER_WINDOW / slot < most ? LAYER_WINDOW / slot : most;
+    p->ahead = LAYER_AHEAD, p->pace = LAYER_PACE;
     p->calm = LAYER_CALM / slot < p->window ? LAYER_CALM / slot : p->window;
     const size_t shared = (size_t)p->map.bytes;
     if (core->kv_dtype == SOP_F16)
