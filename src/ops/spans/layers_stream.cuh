@@ -333,6 +333,18 @@ SOP_DEV const char *layer_row(const layer_args &p, int layer, int product, int u
     return (const char *)((const T *)p.own[layer].w[shape.at + j] + (int64_t)row * shape.k);
 }
 
+/* What a CTA has of the attention: a token's queries of a KV head, with CTAs first to first + each - 1. */
+struct layer_duty {
+    int kv_head, tok, first, each; /* kv_head -1: nothing */
+};
+/* What a CTA has of a layer. */
+struct layer_plan {
+    layer_part part[4];
+    layer_duty duty;
+    layer_keys keys[LAYER_TOKENS];
+    int slots[LAYER_TOKENS];
+};
+
 /* What warps tell each other: that those that compute wait; slots asked for. */
 struct layer_signs {
     volatile int waiting, asked;
@@ -365,14 +377,14 @@ SOP_DEV void layer_bulk(uint32_t to, const void *from, int bytes, uint32_t bar)
  * visit(mask, from, at, bytes, pitch): bit i: row i is there, at from[i] + at; bytes of a row, and from row
  * to row in the slot. What it takes for a slot is all that lies between one and the next. */
 template <typename T, int HEAD, int EVERY, typename Visit>
-SOP_DEV void layer_slots(const layer_args &p, int first, Visit visit)
+SOP_DEV void layer_slots(const layer_args &p, const layer_plan &plan, int first, Visit visit)
 {
     enum { OWN = LAYER_ROWS / EVERY, HALF = LAYER_ROWS / 2 };
 #pragma unroll 1
     for (int layer = 0; layer < p.layers; layer++)
 #pragma unroll 1
         for (int product = 0; product < 4; product++) {
-            const layer_part part = layer_part_of(p, product);
+            const layer_part &part = plan.part[product];
             const int pitch = layer_pitch(part.piece * 32), all = part.steps * 64;
             const int piece = part.piece * 64;
             const bool single = part.kind == LAYER_SINGLE;
@@ -419,7 +431,8 @@ SOP_DEV void layer_slots(const layer_args &p, int first, Visit visit)
 /* A thread that asks for weights, every LAYER_ASKERS-th row of a slot. Where lanes of a warp ask together,
  * each takes 90 clocks. */
 template <typename T, int HEAD>
-SOP_DEV void layer_ask(const layer_args &p, uint32_t base, layer_signs *signs)
+SOP_DEV void layer_ask(const layer_args &p, const layer_plan &plan, uint32_t base,
+                       layer_signs *signs)
 {
     enum { OWN = LAYER_ROWS / LAYER_ASKERS };
     const int first = (int)threadIdx.x / 32 - LAYER_WARPS; /* row */
@@ -427,7 +440,8 @@ SOP_DEV void layer_ask(const layer_args &p, uint32_t base, layer_signs *signs)
     layer_ring r = {0, 0, 0}, came = r, near = r; /* behind r by the window, by the calm one */
     int sent = 0;
     layer_slots<T, HEAD, LAYER_ASKERS>(
-        p, first, [&](int mask, const char *const(&from)[OWN], int64_t at, int bytes, int pitch) {
+        p, plan, first,
+        [&](int mask, const char *const(&from)[OWN], int64_t at, int bytes, int pitch) {
             if (sent >= p.window) {
                 mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
                 layer_turn(came, p.ring);
@@ -455,7 +469,7 @@ SOP_DEV void layer_ask(const layer_args &p, uint32_t base, layer_signs *signs)
 
 /* A thread that brings the weights of slots that are not yet asked for into the L2, at the memory's pace. */
 template <typename T, int HEAD>
-SOP_DEV void layer_foresee(const layer_args &p, const layer_signs *signs)
+SOP_DEV void layer_foresee(const layer_args &p, const layer_plan &plan, const layer_signs *signs)
 {
     int seen = 0;
     uint32_t next = (uint32_t)clock();
@@ -501,15 +515,15 @@ SOP_DEV void layer_add(const layer_args &p, const layer_part &part, uint8_t *sha
     const uint32_t bars = smem_addr(shared) + p.map.bars;
     const float *all = (const float *)(shared + p.map.sums) + slot * LAYER_WARPS * 32;
     mbar_wait(bars + 8 * (LAYER_SUMS_FULL + slot), phase);
-    for (int i = lane; i < part.each * tokens; i += 32) {
-        const int tok = i / part.each, r = i % part.each;
-        if (s.unit + r >= part.last) continue;
+    static_assert(LAYER_TOKENS * LAYER_ROWS == 32, "a lane each");
+    const int tok = lane / LAYER_ROWS, r = lane % LAYER_ROWS;
+    if (tok < tokens && r < part.each && s.unit + r < part.last) {
         float x = 0, y = 0;
 #pragma unroll
-        for (int k = 0; k < LAYER_WARPS; k++) x += all[k * 32 + tok * 8 + r];
+        for (int k = 0; k < LAYER_WARPS; k++) x += all[k * 32 + lane];
         if (part.kind != LAYER_SINGLE) {
 #pragma unroll
-            for (int k = 0; k < LAYER_WARPS; k++) y += all[k * 32 + tok * 8 + r + 4];
+            for (int k = 0; k < LAYER_WARPS; k++) y += all[k * 32 + lane + LAYER_ROWS / 2];
         }
         out(s.unit + r, tok, x, y);
     }
@@ -615,11 +629,12 @@ SOP_DEV void layer_run(const layer_args &p, const layer_part &part, uint8_t *sha
 }
 
 /* The warp that brings the tokens' rows of the last product, a piece at a time. */
-template <typename T> SOP_DEV void layer_bring(const layer_args &p, uint32_t base)
+template <typename T>
+SOP_DEV void layer_bring(const layer_args &p, const layer_plan &plan, uint32_t base)
 {
     const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
     if (tokens == 0) return;
-    const layer_part part = layer_part_of(p, 3);
+    const layer_part part = plan.part[3];
     const int pitch = layer_pitch(part.piece * 32);
     layer_ring r = {0, 0, 0};
 #pragma unroll 1
@@ -727,8 +742,8 @@ SOP_DEV void layer_normed(uint8_t *xs, int pitch, const layer_args &p, const flo
     for (int tok = 0; tok < tokens; tok++) {
         float4 kept[2 * HALF], weight[2 * HALF];
         float sum = 0;
-        /* where there is none, the first again: at worst it is another thread's */
-        auto place = [&](int j) { return from + j * SIZE < p.d ? from + j * SIZE : from % p.d; };
+        /* where there is none, another again */
+        auto place = [&](int j) { return min(from + j * SIZE, p.d - 4); };
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             if (h * HALF * SIZE >= p.d) break;
@@ -810,10 +825,12 @@ SOP_DEV void layer_attended(uint8_t *xs, int pitch, const unsigned long long *ma
 }
 
 /* The residual of a CTA's rows before the first layer, [tokens, most]. */
-template <typename T> SOP_DEV void layer_kept(const layer_args &p, int tokens, int most, float *own)
+template <typename T>
+SOP_DEV void layer_kept(const layer_args &p, const layer_plan &plan, int tokens, int most,
+                        float *own)
 {
     const int tid = layer_thread();
-    const layer_part part = layer_part_of(p, 1);
+    const layer_part part = plan.part[1];
     for (int i = tid; i < tokens * most; i += LAYER_THREADS) {
         const int tok = i / most, row = part.first + i % most;
         if (row >= part.last) continue;
@@ -824,10 +841,11 @@ template <typename T> SOP_DEV void layer_kept(const layer_args &p, int tokens, i
 }
 
 /* The biases of a CTA's units of q k v. */
-template <int HEAD> SOP_DEV void layer_biases(const layer_args &p, int layer, float2 *bias)
+template <int HEAD>
+SOP_DEV void layer_biases(const layer_args &p, const layer_plan &plan, int layer, float2 *bias)
 {
     const int tid = layer_thread();
-    const layer_part part = layer_part_of(p, 0);
+    const layer_part part = plan.part[0];
     for (int u = part.first + tid; u < part.last; u += LAYER_THREADS) {
         int j = 0, row = u / (HEAD / 2) * HEAD + u % (HEAD / 2);
         for (; j < 2 && row >= p.shape[0].n[j]; j++) row -= p.shape[0].n[j];
@@ -865,10 +883,8 @@ SOP_DEV void layer_put_qkv(const layer_args &p, int layer, const float2 *turns, 
 
 /* ---- attention ---- */
 
-SOP_DEV void layer_list(const decode_args &p, int tokens, layer_keys *keys)
+SOP_DEV layer_keys layer_keys_of(const decode_args &p, int t)
 {
-    const int t = layer_thread();
-    if (t >= tokens) return;
     layer_keys k = {};
     k.seq = sop_sequence_of(p.a.q_start, (int)sop_live_rows(p.a.live, p.seqs), t);
     if (k.seq >= 0) {
@@ -880,7 +896,14 @@ SOP_DEV void layer_list(const decode_args &p, int tokens, layer_keys *keys)
         k.new_hi = q0 + max(hi - now, 0);
         if (k.old > k.lo) k.units = decode_units(k.lo, k.old);
     }
-    keys[t] = k;
+    return k;
+}
+
+SOP_DEV layer_duty layer_duty_of(const layer_args &p, int tokens)
+{
+    const int cta = blockIdx.x, each = gridDim.x / (p.kv_heads * tokens), pair = cta / each;
+    const int kv_head = pair < p.kv_heads * tokens ? pair / tokens : -1;
+    return {kv_head, pair % tokens, pair * each, each};
 }
 
 /* Where 16 keys and values of a KV head lie: the first of each, and bytes from one to the next. */
@@ -985,18 +1008,18 @@ SOP_DEV void layer_merge(const layer_args &p, int first, int ctas, int tok, int 
 
 /* A layer's attention. CTAs come in runs, one for a KV head's queries of a token. */
 template <typename T, int HEAD>
-SOP_DEV void layer_attend(const layer_args &p, int layer, const layer_keys *list, uint8_t *shared,
+SOP_DEV void layer_attend(const layer_args &p, const layer_plan &plan, int layer, uint8_t *shared,
                           int tokens)
 {
     enum { WIDE = layer_scores<HEAD>::WIDE, HALF = HEAD / 2, SLICES = HEAD / LAYER_SLICE };
     const decode_args &a = p.attention;
     layer_scores<HEAD> &sh = *(layer_scores<HEAD> *)(shared + p.map.rows);
     const int tid = layer_thread(), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-    const int cta = layer_anew(blockIdx.x), each = layer_anew(gridDim.x) / (p.kv_heads * tokens);
-    const int pair = cta / each, rank = cta - pair * each;
-    if (pair >= p.kv_heads * tokens) return;
-    const int kv_head = pair / tokens, tok = pair - kv_head * tokens;
-    const layer_keys k = list[tok];
+    const layer_duty duty = plan.duty;
+    if (duty.kv_head < 0) return;
+    const int kv_head = duty.kv_head, tok = duty.tok, each = duty.each;
+    const int cta = layer_anew(blockIdx.x), rank = cta - duty.first;
+    const layer_keys k = plan.keys[tok];
     const int all = k.units + 1; /* with that of the step's own keys */
     const int ctas = min(each, (all + LAYER_UNITS - 1) / LAYER_UNITS);
     const int mine = rank < ctas ? (all - rank + ctas - 1) / ctas : 0;
@@ -1110,7 +1133,7 @@ SOP_DEV void layer_attend(const layer_args &p, int layer, const layer_keys *list
     }
 #pragma unroll 1
     for (int s = rank + each * warp; s < a.group * SLICES; s += each * LAYER_WARPS)
-        layer_merge<T, HEAD>(p, pair * each, ctas, tok, kv_head, s / SLICES, s % SLICES, k2,
+        layer_merge<T, HEAD>(p, duty.first, ctas, tok, kv_head, s / SLICES, s % SLICES, k2,
                              layer + 1);
     layer_sync(); /* what it had in shared memory is free */
 }
@@ -1126,11 +1149,10 @@ struct layer_state {
 
 /* What the warps that compute do. */
 template <typename T, int HEAD>
-SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, layer_keys *keys,
+SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t *shared,
                            float *squares, layer_state *states, layer_signs *signs)
 {
     const int tid = layer_thread(), warp = tid / 32, grid = gridDim.x;
-    /* What a step brings, counts, lengths, positions, slots, was there before its first kernel began. */
     const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
     float2 *turns = (float2 *)(shared + p.map.turns), *bias = (float2 *)(shared + p.map.bias);
     float *kept = (float *)(shared + p.map.own);
@@ -1139,17 +1161,15 @@ SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, lay
     layer_state *const state = states + warp;
     *state = {{}, {}, {0, -1, 0}, 0, 0};
     if (warp < 2) layer_prefetch(p.own[0].norm[warp], 4 * p.d);
-    if (tid < tokens) slots[tid] = p.slots[tid];
     for (int i = tid; i < tokens * (HEAD / 2); i += LAYER_THREADS) {
         float sine, cosine;
         sincosf(__fmul_rn((float)p.pos[i / (HEAD / 2)], p.freqs[i % (HEAD / 2)]), &sine, &cosine);
         turns[i] = make_float2(cosine * p.mscale, sine * p.mscale);
     }
-    layer_biases<HEAD>(p, 0, bias);
-    layer_list(p.attention, tokens, keys);
+    layer_biases<HEAD>(p, plan, 0, bias);
     grid_wait();
     if (tokens == 0) return;
-    layer_kept<T>(p, tokens, most, kept);
+    layer_kept<T>(p, plan, tokens, most, kept);
     LAYER_STAMP(0, 0);
 #pragma unroll 1
     for (;;) {
@@ -1157,7 +1177,7 @@ SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, lay
         if (layer == p.layers) break;
         const layer_own &own = p.own[layer];
         const int k = p.shape[product].k, pitch = layer_pitch(k);
-        const layer_part part = layer_part_of(p, product);
+        const layer_part part = plan.part[product];
         if (tid == 0) signs->waiting = 1;
         if (product % 2 == 0)
             layer_normed<T>(xs, pitch, p, own.norm[product / 2], p.eps[product / 2],
@@ -1198,7 +1218,7 @@ SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, lay
                          [&](int unit, int tok, float x, float y) {
                              const int at = unit - part.first;
                              if (product == 0) {
-                                 layer_put_qkv<T, HEAD>(p, layer, turns, slots[tok], unit, tok,
+                                 layer_put_qkv<T, HEAD>(p, layer, turns, plan.slots[tok], unit, tok,
                                                         x + bias[at].x, y + bias[at].y);
                              } else if (product == 1) {
                                  float &was = kept[tok * most + at];
@@ -1220,10 +1240,10 @@ SOP_DEV void layer_compute(const layer_args &p, uint8_t *shared, int *slots, lay
             layer_sync();
         if (product == 0) {
             if (tid == 0) signs->waiting = 1;
-            layer_attend<T, HEAD>(p, layer, keys, shared, tokens);
+            layer_attend<T, HEAD>(p, plan, layer, shared, tokens);
             LAYER_STAMP(layer, 3);
         } else if (product == 3) {
-            if (layer + 1 < p.layers) layer_biases<HEAD>(p, layer + 1, bias);
+            if (layer + 1 < p.layers) layer_biases<HEAD>(p, plan, layer + 1, bias);
         }
     }
     /* all words were read before the last meeting */
@@ -1242,9 +1262,8 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
 {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float squares[LAYER_WARPS];
-    __shared__ int slots[LAYER_TOKENS];
     __shared__ layer_signs signs;
-    __shared__ layer_keys keys[LAYER_TOKENS];
+    __shared__ layer_plan plan;
     __shared__ layer_state states[LAYER_WARPS];
     const int tid = threadIdx.x;
     const uint32_t base = smem_addr(shared);
@@ -1261,21 +1280,29 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
                                                                 : 1);
     }
     fence_mbar_init();
+    /* What a step brings, counts, lengths, positions, slots, was there before its first kernel began. */
+    const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
+    if (tid < tokens) {
+        plan.keys[tid] = layer_keys_of(p.attention, tid);
+        plan.slots[tid] = p.slots[tid];
+    }
+    if (tid / 32 == 1 && tid % 32 < 4) plan.part[tid % 32] = layer_part_of(p, tid % 32);
+    if (tid == 64 && tokens > 0) plan.duty = layer_duty_of(p, tokens);
     __syncthreads();
     if (tid >= LAYER_THREADS) {
         regs_dec<56>();
         /* without tokens nobody takes what is asked for */
         const int role = tid / 32 - LAYER_WARPS;
-        const bool live = sop_live_rows(p.live_tokens, p.tokens) > 0;
+        const bool live = tokens > 0;
         if (role < LAYER_ASKERS && live && tid % 32 == 0)
-            layer_ask<T, HEAD>(p, base, &signs);
+            layer_ask<T, HEAD>(p, plan, base, &signs);
         else if (role == LAYER_ASKERS && live && tid % 32 == 0 && p.ahead > 0)
-            layer_foresee<T, HEAD>(p, &signs);
+            layer_foresee<T, HEAD>(p, plan, &signs);
         else if (role == LAYER_ASKERS + 1 && live)
-            layer_bring<T>(p, base);
+            layer_bring<T>(p, plan, base);
     } else {
         regs_inc<224>();
-        layer_compute<T, HEAD>(p, shared, slots, keys, squares, states, &signs);
+        layer_compute<T, HEAD>(p, plan, shared, squares, states, &signs);
     }
 }
 
