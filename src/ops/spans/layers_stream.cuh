@@ -51,23 +51,29 @@ enum {
     LAYER_TOKENS = 4, /* at most of rows up to LAYER_NARROW, half as many of wider */
     LAYER_NARROW = 4096,
     LAYER_WIDEST = 8192, /* a row that the norm has in registers */
-    LAYER_ROWS = 8,      /* of a slot */
-    LAYER_STEPS = 32,    /* of 32 k, of a slot, at most */
-    LAYER_SLOTS = 64,    /* at most */
-    LAYER_SUMS = 4,      /* groups whose sums wait to be added */
-    LAYER_LATER = 1,     /* groups that are begun before one is added */
-    LAYER_DEEP = 8,      /* groups of a CTA of the last product, at most */
-    LAYER_X = 8,         /* pieces of the tokens' rows there, at most */
-    LAYER_MOST = 32,     /* layers of a launch */
-    LAYER_ASKERS = 3,    /* warps that ask for weights */
-    LAYER_STREAMS = 4,   /* slots that are computed at once */
-    LAYER_APART = 4,     /* slots of the ring that are not on their way: a warp may skip so many */
-    LAYER_LEAST = LAYER_APART + 2, /* slots */
-    LAYER_WINDOW = 56 * 1024,      /* bytes on their way: bench/gpu/h200.md */
-    LAYER_CALM = 28 * 1024,        /* and while a CTA waits for words */
-    LAYER_UNITS = 4,               /* of keys, of a CTA, before another takes part */
-    LAYER_SLICE = 32,              /* channels that a warp merges */
-    LAYER_AT_ONCE = 4,             /* warps of a CTA whose results are merged at once */
+    LAYER_ROWS = 8,      /* of a group */
+    LAYER_STEPS = 128,   /* of 32 k, of a slot, at most */
+    LAYER_EACH = 14, /* of them, of a warp, every eighth; and, where pieces are so long, the rest */
+    LAYER_REST = LAYER_STEPS / LAYER_WARPS - LAYER_EACH,
+    LAYER_NEXT = LAYER_WARPS * 64, /* bytes from step to step of a warp */
+    LAYER_BATCH = 7,               /* steps of x in registers */
+    LAYER_SLOT = 16512,            /* bytes of a slot, about: two rows of 4,096 */
+    LAYER_SLOTS = 40,              /* at most */
+    LAYER_SUMS = 8,                /* groups whose sums wait to be added */
+    LAYER_LATER = 1,               /* groups that are begun before one is added */
+
+    LAYER_X = 8,              /* pieces of the tokens' rows there, at most, */
+    LAYER_LEAST_X = 3,        /* and at least */
+    LAYER_MOST = 32,          /* layers of a launch */
+    LAYER_ASKERS = 2,         /* threads that ask for weights */
+    LAYER_AHEAD = 9,          /* slots that are brought to the L2 before */
+    LAYER_PACE = 760,         /* clocks from one of them to the next, at least */
+    LAYER_LEAST = 8,          /* slots: of a group, and of the one before it */
+    LAYER_WINDOW = 56 * 1024, /* bytes on their way: bench/gpu/h200.md */
+    LAYER_CALM = 28 * 1024,   /* and while a CTA waits for words */
+    LAYER_UNITS = 4,          /* of keys, of a CTA, before another takes part */
+    LAYER_SLICE = 32,         /* channels that a warp merges */
+    LAYER_AT_ONCE = 4,        /* warps of a CTA whose results are merged at once */
     LAYER_SHARED = 226 * 1024,
     LAYER_SMALL = 100 << 20 /* weights of gate, up and down */
 };
@@ -101,9 +107,9 @@ struct layer_keys {
     int seq, lo, old, new_lo, new_hi, units; /* units: of the cache */
 };
 
-/* Dynamic shared memory. */
+/* Dynamic shared memory. piece, deep: steps of a slot, and of one of the last product. */
 struct layer_map {
-    int turns, sums, own, bias, rows, ring, bars, slot, bytes;
+    int turns, sums, own, bias, rows, ring, bars, slot, bytes, piece, deep;
     int x_slot, x_slots; /* of the last product's factors */
 };
 
@@ -129,7 +135,7 @@ struct layer_args {
     int64_t act_stride, y_stride;
     int64_t pages;
     int tokens, d, heads, kv_heads, act;
-    int piece, ring, window, calm; /* steps of a slot; slots; of them on their way, at most */
+    int ring, window, calm; /* slots; of them on their way, at most */
     int ahead, pace;
     int *met; /* [2], zero before and after */
     layer_mail mail;
@@ -170,9 +176,17 @@ template <int HEAD> struct layer_scores {
     float o[LAYER_AT_ONCE][DECODE_GROUP * WIDE];
 };
 
+/* Steps of a piece of k, of at most so many. */
+static inline __host__ __device__ int layer_piece(int k, int most)
+{
+    const int steps = k / 32, pieces = (steps + most - 1) / most;
+    return (steps + pieces - 1) / pieces;
+}
+
+/* d, qkv, k, channels: of the products' weights; ring: slots. */
 template <int HEAD>
-static inline __host__ __device__ layer_map layer_map_of(int tokens, int d, int qkv, int widest,
-                                                         int piece, int ring, int grid)
+static inline __host__ __device__ layer_map layer_map_of(int tokens, int d, int qkv, int k,
+                                                         int channels, int ring, int grid)
 {
     layer_map m = {};
     int at = 0;
@@ -182,13 +196,23 @@ static inline __host__ __device__ layer_map layer_map_of(int tokens, int d, int 
     m.bias = at, at += layer_most(qkv / 2, grid) * 8;     /* of q k v */
     m.own = at, at += tokens * layer_most(d, grid) * 4;   /* the residual of its rows */
     m.rows = at = (at + 15) / 16 * 16;                    /* of tokens; or what the attention has */
-    const int rows = tokens * layer_pitch(widest), scores = (int)sizeof(layer_scores<HEAD>);
+    const int rows = tokens * layer_pitch(d > k ? d : k), scores = (int)sizeof(layer_scores<HEAD>);
     const int room = rows > scores ? rows : scores;
-    m.x_slot = tokens * layer_pitch(piece * 32);
+    m.piece = layer_piece(d, LAYER_STEPS);
+    for (int most = m.piece; most > 0; most--) {
+        m.deep = layer_piece(channels, most);
+        m.x_slot = tokens * layer_pitch(m.deep * 32);
+        if (LAYER_LEAST_X * m.x_slot <= room) break;
+    }
     m.x_slots = room / m.x_slot < LAYER_X ? room / m.x_slot : LAYER_X;
     m.ring = at = (at + room + 127) / 128 * 128;
-    m.slot = LAYER_ROWS * layer_pitch(piece * 32);
-    m.bytes = at + ring * m.slot + LAYER_STEPS * 64; /* what is read behind the last row */
+    const int pitch = layer_pitch(m.piece * 32), own = LAYER_SLOT / pitch;
+    m.slot = (own < 1 ? 1 : own > LAYER_ROWS ? LAYER_ROWS : own) * pitch;
+    /* what is read behind the last row */
+    const int read =
+        (m.piece > LAYER_EACH * LAYER_WARPS ? LAYER_STEPS : LAYER_EACH * LAYER_WARPS) * 64;
+    const int least = layer_pitch(m.deep * 32) < pitch ? layer_pitch(m.deep * 32) : pitch;
+    m.bytes = at + ring * m.slot + (read > least ? read - least : 0);
     return m;
 }
 
@@ -298,39 +322,45 @@ enum { LAYER_SINGLE, LAYER_PAIRS, LAYER_HALVES };
 /* What a CTA has of a product. */
 struct layer_part {
     int kind, first, last, each; /* units; of a group */
-    int steps, piece;            /* of 32 k: all, of a slot */
+    int groups, pieces;
+    int steps, piece, pitch; /* of 32 k: all, of a slot; bytes of a row there */
+    int rows;                /* of a slot */
 };
 SOP_DEV layer_part layer_part_of(const layer_args &p, int product)
 {
     const layer_shape &w = p.shape[product];
-    const uint32_t cta = layer_anew(blockIdx.x), grid = layer_anew(gridDim.x);
+    const uint32_t cta = blockIdx.x, grid = gridDim.x;
     layer_part part;
     part.kind = product == 0 ? LAYER_HALVES : product == 2 ? LAYER_PAIRS : LAYER_SINGLE;
     const uint32_t n = part.kind == LAYER_HALVES ? (w.n[0] + w.n[1] + w.n[2]) / 2 : w.n[0];
     part.first = (int)(n * cta / grid);
     part.last = (int)(n * (cta + 1) / grid);
-    const int own = part.last - part.first, groups = (own + LAYER_ROWS - 1) / LAYER_ROWS;
-    part.each = part.kind != LAYER_SINGLE ? LAYER_ROWS / 2
-                : groups                  ? (own + groups - 1) / groups
-                                          : 1;
+    const int own = part.last - part.first, groups = max(1, (own + LAYER_ROWS - 1) / LAYER_ROWS);
+    part.each = part.kind != LAYER_SINGLE ? LAYER_ROWS / 2 : (own + groups - 1) / groups;
+    part.groups = (own + part.each - 1) / part.each;
     part.steps = w.k / 32;
-    const int pieces = (part.steps + p.piece - 1) / p.piece;
-    part.piece = (part.steps + pieces - 1) / pieces;
+
+    part.piece = layer_piece(w.k, product == 3 ? p.map.deep : p.map.piece);
+    part.pieces = (part.steps + part.piece - 1) / part.piece;
+    part.pitch = layer_pitch(part.piece * 32);
+
+    part.rows = min((int)LAYER_ROWS, p.map.slot / part.pitch);
     return part;
 }
-
-/* Row `half` of a unit of a layer's product. */
-template <typename T, int HEAD>
-SOP_DEV const char *layer_row(const layer_args &p, int layer, int product, int unit, int half)
+/* Rows of the group that begins at a unit. */
+SOP_DEV int layer_rows_of(const layer_part &part, int unit)
 {
-    const layer_shape &shape = p.shape[product];
-    int j = 0, row = unit;
-    if (product == 2) j = half;
-    if (product == 0) {
-        row = unit / (HEAD / 2) * HEAD + unit % (HEAD / 2) + half * (HEAD / 2);
-        for (; j < 2 && row >= shape.n[j]; j++) row -= shape.n[j];
-    }
-    return (const char *)((const T *)p.own[layer].w[shape.at + j] + (int64_t)row * shape.k);
+    return min(part.each, part.last - unit) * (part.kind == LAYER_SINGLE ? 1 : 2);
+}
+
+/* Row `half` of a unit of a layer's q k v. */
+template <typename T, int HEAD>
+SOP_DEV const char *layer_row(const layer_args &p, int layer, int unit, int half)
+{
+    const layer_shape &shape = p.shape[0];
+    int j = 0, row = unit / (HEAD / 2) * HEAD + unit % (HEAD / 2) + half * (HEAD / 2);
+    for (; j < 2 && row >= shape.n[j]; j++) row -= shape.n[j];
+    return (const char *)((const T *)p.own[layer].w[j] + (int64_t)row * shape.k);
 }
 
 /* What a CTA has of the attention: a token's queries of a KV head, with CTAs first to first + each - 1. */
@@ -352,12 +382,11 @@ struct layer_signs {
 
 /* Where a warp is in the ring. */
 struct layer_ring {
-    int slot, phase, turn;
+    int slot, phase;
 };
-SOP_DEV void layer_turn(layer_ring &r, int slots)
+SOP_DEV void layer_turn(layer_ring &r, int slots, int by = 1)
 {
-    r.turn = (r.turn + 1) % LAYER_STREAMS;
-    if (++r.slot == slots) r.slot = 0, r.phase ^= 1;
+    if ((r.slot += by) >= slots) r.slot -= slots, r.phase ^= 1;
 }
 SOP_DEV uint32_t layer_bar(const layer_args &p, uint32_t base, int i)
 {
@@ -373,98 +402,86 @@ SOP_DEV void layer_bulk(uint32_t to, const void *from, int bytes, uint32_t bar)
         : "memory");
 }
 
-/* All slots of all layers, in the order in which they are used: of each the rows first + i EVERY.
- * visit(mask, from, at, bytes, pitch): bit i: row i is there, at from[i] + at; bytes of a row, and from row
- * to row in the slot. What it takes for a slot is all that lies between one and the next. */
-template <typename T, int HEAD, int EVERY, typename Visit>
-SOP_DEV void layer_slots(const layer_args &p, const layer_plan &plan, int first, Visit visit)
+/* All slots of all layers, in the order in which they are used. visit(rows, where, bytes, pitch): where(i)
+ * tells where row i is, of so many bytes; pitch: from row to row in the slot. What it takes for a slot is all
+ * that lies between one and the next. */
+template <typename T, int HEAD, typename Visit>
+SOP_DEV void layer_slots(const layer_args &p, const layer_plan &plan, Visit visit)
 {
-    enum { OWN = LAYER_ROWS / EVERY, HALF = LAYER_ROWS / 2 };
 #pragma unroll 1
     for (int layer = 0; layer < p.layers; layer++)
 #pragma unroll 1
         for (int product = 0; product < 4; product++) {
-            const layer_part &part = plan.part[product];
-            const int pitch = layer_pitch(part.piece * 32), all = part.steps * 64;
-            const int piece = part.piece * 64;
-            const bool single = part.kind == LAYER_SINGLE;
-            const char *from[OWN];
-            auto find = [&](int u) {
-#pragma unroll
-                for (int i = 0; i < OWN; i++) {
-                    const int row = first + i * EVERY, own = single ? row : row % HALF;
-                    from[i] = layer_row<T, HEAD>(p, layer, product, min(u + own, part.last - 1),
-                                                 single ? 0 : row / HALF);
-                }
-            };
-            auto rows = [&](int u) {
-                const int n = min(part.each, part.last - u);
-                int mask = 0;
-#pragma unroll
-                for (int i = 0; i < OWN; i++) {
-                    const int row = first + i * EVERY, own = single ? row : row % HALF;
-                    if (own < n) mask |= 1 << i;
-                }
-                return mask;
+            const layer_part part = plan.part[product];
+            const int all = part.steps * 64, piece = part.piece * 64, at = p.shape[product].at;
+            const char *const base[2] = {(const char *)p.own[layer].w[at],
+                                         (const char *)p.own[layer].w[at + (product == 2)]};
+            auto group = [&](int u, int s) {
+                const int rows = layer_rows_of(part, u);
+#pragma unroll 1
+                for (int r = 0; r < rows; r += part.rows)
+                    visit(
+                        min(part.rows, rows - r),
+                        [&](int i) {
+                            const int row = r + i;
+                            if (product == 0)
+                                return layer_row<T, HEAD>(p, layer, u + row / 2, row % 2) + s;
+                            if (product == 2)
+                                return base[row % 2] + (int64_t)(u + row / 2) * all + s;
+                            return base[0] + (int64_t)(u + row) * all + s;
+                        },
+                        min(piece, all - s), part.pitch);
             };
             if (product == 3) { /* piece by piece of k */
-                find(part.first);
 #pragma unroll 1
                 for (int s = 0; s < all; s += piece)
 #pragma unroll 1
-                    for (int u = part.first; u < part.last; u += part.each)
-                        visit(rows(u), from, s + (u - part.first) * (int64_t)all,
-                              min(piece, all - s), pitch);
-                continue;
-            }
+                    for (int u = part.first; u < part.last; u += part.each) group(u, s);
+            } else {
 #pragma unroll 1
-            for (int u = part.first; u < part.last; u += part.each) {
-                find(u);
-                const int mask = rows(u);
+                for (int u = part.first; u < part.last; u += part.each)
 #pragma unroll 1
-                for (int s = 0; s < all; s += piece)
-                    visit(mask, from, (int64_t)s, min(piece, all - s), pitch);
+                    for (int s = 0; s < all; s += piece) group(u, s);
             }
         }
 }
 
-/* A thread that asks for weights, every LAYER_ASKERS-th row of a slot. Where lanes of a warp ask together,
- * each takes 90 clocks. */
+/* A thread that asks for weights, a slot in turn with the others. A copy takes it about 100 clocks, however
+ * long it is, and several lanes of a warp one after the other. */
 template <typename T, int HEAD>
 SOP_DEV void layer_ask(const layer_args &p, const layer_plan &plan, uint32_t base,
                        layer_signs *signs)
 {
-    enum { OWN = LAYER_ROWS / LAYER_ASKERS };
-    const int first = (int)threadIdx.x / 32 - LAYER_WARPS; /* row */
+    const int role = (int)threadIdx.x / 32 - LAYER_WARPS;
     const uint32_t bars = base + p.map.bars;
-    layer_ring r = {0, 0, 0}, came = r, near = r; /* behind r by the window, by the calm one */
+    layer_ring r = {0, 0}, came = r, near = r; /* behind r by the window, by the calm one */
     int sent = 0;
-    layer_slots<T, HEAD, LAYER_ASKERS>(
-        p, plan, first,
-        [&](int mask, const char *const(&from)[OWN], int64_t at, int bytes, int pitch) {
-            if (sent >= p.window) {
-                mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
-                layer_turn(came, p.ring);
-            }
-            if (sent >= p.calm) {
-                if (signs->waiting) mbar_wait(bars + 8 * (LAYER_FULL + near.slot), near.phase);
-                layer_turn(near, p.ring);
-            }
+    layer_slots<T, HEAD>(p, plan, [&](int rows, auto where, int bytes, int pitch) {
+        /* of every slot: so none is ahead of another by so much that a slot has come twice */
+        if (sent >= p.window) mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
+        if (sent % LAYER_ASKERS == role) {
+            if (sent >= p.calm && signs->waiting)
+                mbar_wait(bars + 8 * (LAYER_FULL + near.slot), near.phase);
             const uint32_t full = bars + 8 * (LAYER_FULL + r.slot);
-            const uint32_t to = base + p.map.ring + r.slot * p.map.slot + first * pitch;
+            const uint32_t to = base + p.map.ring + r.slot * p.map.slot;
             mbar_wait(bars + 8 * (LAYER_EMPTY + r.slot), r.phase ^ 1);
 #ifdef LAYER_NOCOPY
-            mask = 0;
+            rows = 0;
 #endif
-            mbar_expect_tx(full, __popc(mask) * bytes);
-#pragma unroll
-            for (int i = 0; i < OWN; i++)
-                if (mask >> i & 1)
-                    layer_bulk(to + i * LAYER_ASKERS * pitch, from[i] + at, bytes, full);
-            layer_turn(r, p.ring);
-            sent++;
-            if (first == 0) signs->asked = sent;
-        });
+            mbar_expect_tx(full, rows * bytes);
+#pragma unroll 1
+            for (int i = 0; i < rows; i++)
+                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                             "[%0], [%1], %2, [%3];" ::"r"(to + i * pitch),
+                             "l"(where(i)), "r"(bytes), "r"(full)
+                             : "memory");
+            signs->asked = sent + 1;
+        }
+        if (sent >= p.window) layer_turn(came, p.ring);
+        if (sent >= p.calm) layer_turn(near, p.ring);
+        layer_turn(r, p.ring);
+        sent++;
+    });
 }
 
 /* A thread that brings the weights of slots that are not yet asked for into the L2, at the memory's pace. */
@@ -473,20 +490,17 @@ SOP_DEV void layer_foresee(const layer_args &p, const layer_plan &plan, const la
 {
     int seen = 0;
     uint32_t next = (uint32_t)clock();
-    layer_slots<T, HEAD, 1>(
-        p, 0, [&](int mask, const char *const(&from)[LAYER_ROWS], int64_t at, int bytes, int) {
-            seen++;
-            while (seen - signs->asked > p.ahead) __nanosleep(20);
-            if (seen <= signs->asked) return;
-            while ((int32_t)((uint32_t)clock() - next) < 0) continue;
-            next = (uint32_t)clock() + p.pace;
-#pragma unroll
-            for (int i = 0; i < LAYER_ROWS; i++)
-                if (mask >> i & 1)
-                    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from[i] + at),
-                                 "r"(bytes)
-                                 : "memory");
-        });
+    layer_slots<T, HEAD>(p, plan, [&](int rows, auto where, int bytes, int) {
+        seen++;
+        while (seen - signs->asked > p.ahead) __nanosleep(20);
+        if (seen <= signs->asked) return;
+        while ((int32_t)((uint32_t)clock() - next) < 0) continue;
+        next = (uint32_t)clock() + p.pace;
+#pragma unroll 1
+        for (int i = 0; i < rows; i++)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(where(i)), "r"(bytes)
+                         : "memory");
+    });
 }
 
 SOP_DEV uint4 layer_shared(uint32_t at)
@@ -516,17 +530,14 @@ SOP_DEV void layer_add(const layer_args &p, const layer_part &part, uint8_t *sha
     const float *all = (const float *)(shared + p.map.sums) + slot * LAYER_WARPS * 32;
     mbar_wait(bars + 8 * (LAYER_SUMS_FULL + slot), phase);
     static_assert(LAYER_TOKENS * LAYER_ROWS == 32, "a lane each");
-    const int tok = lane / LAYER_ROWS, r = lane % LAYER_ROWS;
-    if (tok < tokens && r < part.each && s.unit + r < part.last) {
-        float x = 0, y = 0;
+    const int tok = lane / LAYER_ROWS, row = lane % LAYER_ROWS;
+    float x = 0;
 #pragma unroll
-        for (int k = 0; k < LAYER_WARPS; k++) x += all[k * 32 + lane];
-        if (part.kind != LAYER_SINGLE) {
-#pragma unroll
-            for (int k = 0; k < LAYER_WARPS; k++) y += all[k * 32 + lane + LAYER_ROWS / 2];
-        }
-        out(s.unit + r, tok, x, y);
-    }
+    for (int k = 0; k < LAYER_WARPS; k++) x += all[k * 32 + lane];
+    const float y = __shfl_down_sync(~0u, x, 1);
+    const bool single = part.kind == LAYER_SINGLE;
+    if (tok < tokens && row < layer_rows_of(part, s.unit) && (single || row % 2 == 0))
+        out(s.unit + (single ? row : row / 2), tok, x, y);
     __syncwarp();
     if (lane == 0) mbar_arrive(bars + 8 * (LAYER_SUMS_EMPTY + slot));
     s.due = -1;
@@ -537,21 +548,26 @@ SOP_DEV bool layer_due(const layer_sums &s, bool all)
     return s.due >= 0 && (all || s.group - s.due > LAYER_LATER);
 }
 
-/* This warp's sums of a group, d0 and d1 of token lane / 4 and rows lane % 4 * 2 and the next, for the warp
- * that adds them, which may be this one, later. */
-SOP_DEV void layer_leave(const layer_args &p, uint8_t *shared, layer_sums &s, int unit, int tokens,
-                         float d0, float d1)
+/* This warp's sums of a piece of a group, d0 and d1 of token lane / 4 and rows lane % 4 * 2 and the next, to
+ * those of the pieces before; then for the warp that adds them, which may be this one, later. ahead: groups
+ * after the next. */
+SOP_DEV void layer_leave(const layer_args &p, uint8_t *shared, layer_sums &s, int ahead, int unit,
+                         int tokens, bool first, bool last, float d0, float d1)
 {
-    const int tid = layer_thread(), warp = tid / 32, lane = tid % 32;
-    const int slot = s.group % LAYER_SUMS, phase = s.group / LAYER_SUMS % 2;
+    const int tid = layer_thread(), warp = tid / 32, lane = tid % 32, group = s.group + ahead;
+    const int slot = group % LAYER_SUMS, phase = group / LAYER_SUMS % 2;
     const uint32_t bars = smem_addr(shared) + p.map.bars;
-    float *all = (float *)(shared + p.map.sums) + slot * LAYER_WARPS * 32;
-    mbar_wait(bars + 8 * (LAYER_SUMS_EMPTY + slot), phase ^ 1);
-    if (lane / 4 < tokens) *(float2 *)(all + warp * 32 + 2 * lane) = make_float2(d0, d1);
+    float2 *to =
+        (float2 *)((float *)(shared + p.map.sums) + (slot * LAYER_WARPS + warp) * 32) + lane;
+    if (first) mbar_wait(bars + 8 * (LAYER_SUMS_EMPTY + slot), phase ^ 1);
+    if (lane / 4 < tokens) {
+        const float2 was = first ? make_float2(0, 0) : *to;
+        *to = make_float2(was.x + d0, was.y + d1);
+    }
+    if (!last) return;
     __syncwarp();
     if (lane == 0) mbar_arrive(bars + 8 * (LAYER_SUMS_FULL + slot));
-    if (s.group % LAYER_WARPS == warp) s.due = s.group, s.unit = unit;
-    s.group++;
+    if (group % LAYER_WARPS == warp) s.due = group, s.unit = unit;
 }
 
 /* 16 bytes of 8 rows of a weight times 16 bytes of x, whose words lie 0, 2, 1, 3, so that they are an A as
@@ -569,62 +585,106 @@ SOP_DEV int layer_place(int i)
     return i / 8 * 8 + i / 2 % 2 * 4 + i / 4 % 2 * 2 + i % 2;
 }
 
-/* Warps take turns, a stream of them a slot; of a slot a warp has every second step. */
-enum {
-    LAYER_SHARE = LAYER_WARPS / LAYER_STREAMS,
-    LAYER_EACH = LAYER_STEPS / LAYER_SHARE,
-    LAYER_NEXT = LAYER_SHARE * 64, /* bytes from step to step of a warp */
-    LAYER_BATCH = 4                /* steps of x in registers */
-};
-
-/* N steps of a row at `from`, of which this warp has every LAYER_SHARE-th; what lies behind the last is read
- * as well, and then nobody's, so that there is one address for all. */
+/* N steps of a row at `from`, from the warp's step `at` on. What lies behind the last is read as well, and
+ * then nobody's. Lanes of tokens that are not there read nothing: less for the shared memory to do. */
 template <int N> SOP_DEV void layer_steps(uint4 (&to)[N], uint32_t from)
 {
 #pragma unroll
     for (int i = 0; i < N; i++) to[i] = layer_shared(from + i * LAYER_NEXT);
 }
+template <int N> SOP_DEV void layer_steps_of_x(uint4 (&to)[N], uint32_t from, bool live)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n"
+                     "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+                     "@p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                     : "=&r"(to[i].x), "=&r"(to[i].y), "=&r"(to[i].z), "=&r"(to[i].w)
+                     : "r"(from + i * LAYER_NEXT), "r"((int)live)
+                     : "memory");
+}
 
-/* A product of what comes through the ring, group by group; the tokens' rows are in shared memory. */
+/* Waits for the slots of a group's piece, and where this thread's row is, of which there are `rows`. */
+SOP_DEV uint32_t layer_slots_full(const layer_args &p, uint32_t base, const layer_part &part,
+                                  layer_ring r, int rows)
+{
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int own = g < rows ? g / part.rows : 0;
+    uint32_t at = 0;
+#pragma unroll 1
+    for (int i = 0; i * part.rows < rows; i++, layer_turn(r, p.ring)) {
+        mbar_wait(layer_bar(p, base, LAYER_FULL + r.slot), r.phase);
+        if (i == own) at = r.slot * p.map.slot + (g < rows ? g - i * part.rows : 0) * part.pitch;
+    }
+    return base + p.map.ring + at + threadIdx.x / 32 * 64 + t * 16;
+}
+/* This warp needs them no more. */
+SOP_DEV void layer_slots_empty(const layer_args &p, uint32_t base, const layer_part &part,
+                               layer_ring &r, int rows)
+{
+    const int lane = threadIdx.x % 32, slots = (rows + part.rows - 1) / part.rows;
+    layer_ring own = r;
+    layer_turn(own, p.ring, min(lane, slots - 1));
+    __syncwarp();
+    if (lane < slots) mbar_arrive(layer_bar(p, base, LAYER_EMPTY + own.slot));
+    layer_turn(r, p.ring, slots);
+}
+
+/* A product of what comes through the ring: group by group, the tokens' rows are in shared memory; or deep:
+ * piece by piece of k, all groups, and with each piece that of the tokens' rows. */
 template <typename T, typename Out>
-SOP_DEV void layer_run(const layer_args &p, const layer_part &part, uint8_t *shared, layer_ring &r,
-                       layer_sums &sums, int x_pitch, int tokens, Out out)
+SOP_DEV void layer_run(const layer_args &p, const layer_part &part, bool deep, uint8_t *shared,
+                       layer_ring &r, layer_ring &xr, layer_sums &sums, int tokens, Out out)
 {
     const int tid = layer_thread();
     const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-    const int own = warp % LAYER_SHARE;
-    const uint32_t base = smem_addr(shared), at = own * 64 + t * 16;
-    const uint32_t ws = base + p.map.ring + g * layer_pitch(part.piece * 32) + at;
-    const uint32_t xs = base + p.map.rows + (g < tokens ? g : 0) * x_pitch + at;
+    const bool live = g < tokens;
+    const uint32_t base = smem_addr(shared);
+    const uint32_t rows_at = base + p.map.rows + warp * 64 + t * 16 +
+                             (live ? g : 0) * (deep ? part.pitch : layer_pitch(part.steps * 32));
+    int j = 0, s = 0; /* group, piece */
 #pragma unroll 1
-    for (int u = part.first;; u += part.each) {
-        if (layer_due(sums, u >= part.last)) layer_add(p, part, shared, sums, tokens, out);
-        if (u >= part.last) break;
+    for (;;) {
+        const bool end = j == part.groups || s == part.pieces;
+        if (layer_due(sums, end)) layer_add(p, part, shared, sums, tokens, out);
+        if (end) break;
+        const int u = part.first + j * part.each, rows = layer_rows_of(part, u);
+        const int n = min(part.piece, part.steps - s * part.piece) - warp;
+        const uint32_t xs = rows_at + (deep ? xr.slot * p.map.x_slot : s * part.piece * 64);
+        uint4 w[LAYER_EACH], x[LAYER_BATCH];
         float d[2][2][4] = {};
-#pragma unroll 1
-        for (int s = 0; s < part.steps; s += part.piece, layer_turn(r, p.ring)) {
-            if (r.turn != warp / LAYER_SHARE) continue;
-            const int n = min(part.piece, part.steps - s) - own;
-            uint4 w[LAYER_EACH], x[2][LAYER_BATCH];
-            layer_steps(x[0], xs + s * 64);
-            mbar_wait(layer_bar(p, base, LAYER_FULL + r.slot), r.phase);
-            layer_steps(w, ws + r.slot * p.map.slot);
-            __syncwarp();
-            if (lane == 0) mbar_arrive(layer_bar(p, base, LAYER_EMPTY + r.slot));
+        if (deep && j == 0) mbar_wait(layer_bar(p, base, LAYER_X_FULL + xr.slot), xr.phase);
+        layer_steps_of_x(x, xs, live);
+        const uint32_t ws = layer_slots_full(p, base, part, r, rows);
+        layer_steps(w, ws);
+        if (n > LAYER_EACH * LAYER_WARPS) {
+            uint4 w1[LAYER_REST], x1[LAYER_REST];
+            layer_steps(w1, ws + LAYER_EACH * LAYER_NEXT);
+            layer_steps_of_x(x1, xs + LAYER_EACH * LAYER_NEXT, live);
 #pragma unroll
-            for (int i = 0; i < LAYER_EACH; i += LAYER_BATCH) {
-                if (i + LAYER_BATCH < LAYER_EACH)
-                    layer_steps(x[i / LAYER_BATCH % 2 ^ 1],
-                                xs + s * 64 + (i + LAYER_BATCH) * LAYER_NEXT);
-#pragma unroll
-                for (int j = 0; j < LAYER_BATCH; j++)
-                    if ((i + j) * LAYER_SHARE < n)
-                        layer_mma(T(), d[j % 2], w[i + j], x[i / LAYER_BATCH % 2][j]);
-            }
+            for (int i = 0; i < LAYER_REST; i++)
+                if ((LAYER_EACH + i) * LAYER_WARPS < n) layer_mma(T(), d[i % 2], w1[i], x1[i]);
         }
-        layer_leave(p, shared, sums, u, tokens,
+        layer_slots_empty(p, base, part, r, rows);
+#pragma unroll
+        for (int i = 0; i < LAYER_EACH; i += LAYER_BATCH) {
+            if (i) layer_steps_of_x(x, xs + i * LAYER_NEXT, live);
+#pragma unroll
+            for (int k = 0; k < LAYER_BATCH; k++)
+                if ((i + k) * LAYER_WARPS < n) layer_mma(T(), d[k % 2], w[i + k], x[k]);
+        }
+        layer_leave(p, shared, sums, deep ? j : 0, u, tokens, s == 0, s == part.pieces - 1,
                     (d[0][0][0] + d[0][1][2]) + (d[1][0][0] + d[1][1][2]),
                     (d[0][0][1] + d[0][1][3]) + (d[1][0][1] + d[1][1][3]));
+        if (!deep) {
+            if (++s == part.pieces) s = 0, j++, sums.group++;
+        } else if (++j == part.groups) {
+            j = 0, s++;
+            __syncwarp();
+            if (lane == 0) mbar_arrive(layer_bar(p, base, LAYER_X_EMPTY + xr.slot));
+            layer_turn(xr, p.map.x_slots);
+            if (s == part.pieces) sums.group += part.groups;
+        }
     }
 }
 
@@ -633,10 +693,8 @@ template <typename T>
 SOP_DEV void layer_bring(const layer_args &p, const layer_plan &plan, uint32_t base)
 {
     const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
-    if (tokens == 0) return;
     const layer_part part = plan.part[3];
-    const int pitch = layer_pitch(part.piece * 32);
-    layer_ring r = {0, 0, 0};
+    layer_ring r = {0, 0};
 #pragma unroll 1
     for (int layer = 0; layer < p.layers; layer++) {
         mbar_wait(layer_bar(p, base, LAYER_X_THERE), layer % 2);
@@ -649,7 +707,7 @@ SOP_DEV void layer_bring(const layer_args &p, const layer_plan &plan, uint32_t b
                 const T *from = (const T *)p.act_out + tok * p.act_stride + s * 32;
                 for (int i = threadIdx.x % 32; i < n; i += 32)
                     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                                     to + tok * pitch + i * 16),
+                                     to + tok * part.pitch + i * 16),
                                  "l"(from + i * 8)
                                  : "memory");
             }
@@ -658,66 +716,6 @@ SOP_DEV void layer_bring(const layer_args &p, const layer_plan &plan, uint32_t b
                          : "memory");
             layer_turn(r, p.map.x_slots);
         }
-    }
-}
-
-/* The last product, whose k is long: piece by piece of it, all groups, with sums of each. A stream of warps
- * takes every fourth group. */
-template <typename T, typename Out>
-SOP_DEV void layer_run_deep(const layer_args &p, const layer_part &part, uint8_t *shared,
-                            layer_ring &r, layer_ring &xr, layer_sums &sums, int tokens, Out out)
-{
-    enum { OWN = LAYER_DEEP / LAYER_STREAMS, HALF = LAYER_EACH / 2 };
-    const int tid = layer_thread();
-    const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-    const int own = warp % LAYER_SHARE, stream = warp / LAYER_SHARE;
-    const int groups = (part.last - part.first + part.each - 1) / part.each;
-    const int pitch = layer_pitch(part.piece * 32), at = own * 64 + t * 16;
-    const uint32_t base = smem_addr(shared), ws = base + p.map.ring + g * pitch + at;
-    const uint32_t xs = base + p.map.rows + (g < tokens ? g : 0) * pitch + at;
-    float d[OWN][2][2][4] = {};
-#pragma unroll 1
-    for (int s = 0; s < part.steps; s += part.piece) {
-        const int n = min(part.piece, part.steps - s) - own;
-        uint4 x[LAYER_EACH];
-        mbar_wait(layer_bar(p, base, LAYER_X_FULL + xr.slot), xr.phase);
-        layer_steps(x, xs + xr.slot * p.map.x_slot);
-        __syncwarp();
-        if (lane == 0) mbar_arrive(layer_bar(p, base, LAYER_X_EMPTY + xr.slot));
-        layer_turn(xr, p.map.x_slots);
-#pragma unroll
-        for (int j = 0; j < OWN; j++)
-#pragma unroll 1
-            for (int i = 0; i < LAYER_STREAMS && j * LAYER_STREAMS + i < groups;
-                 i++, layer_turn(r, p.ring)) {
-                if (i != stream) continue;
-                mbar_wait(layer_bar(p, base, LAYER_FULL + r.slot), r.phase);
-#pragma unroll
-                for (int h = 0; h < LAYER_EACH; h += HALF) {
-                    uint4 w[HALF];
-                    layer_steps(w, ws + r.slot * p.map.slot + h * LAYER_NEXT);
-                    if (h + HALF == LAYER_EACH) {
-                        __syncwarp();
-                        if (lane == 0) mbar_arrive(layer_bar(p, base, LAYER_EMPTY + r.slot));
-                    }
-#pragma unroll
-                    for (int k = 0; k < HALF; k++)
-                        if ((h + k) * LAYER_SHARE < n) layer_mma(T(), d[j][k % 2], w[k], x[h + k]);
-                }
-            }
-    }
-#pragma unroll 1
-    for (int i = 0;; i++) {
-        if (layer_due(sums, i == groups)) layer_add(p, part, shared, sums, tokens, out);
-        if (i == groups) break;
-        float lo = 0, hi = 0;
-#pragma unroll
-        for (int j = 0; j < OWN; j++)
-            if (i == j * LAYER_STREAMS + stream) {
-                lo = (d[j][0][0][0] + d[j][0][1][2]) + (d[j][1][0][0] + d[j][1][1][2]);
-                hi = (d[j][0][0][1] + d[j][0][1][3]) + (d[j][1][0][1] + d[j][1][1][3]);
-            }
-        layer_leave(p, shared, sums, part.first + i * part.each, tokens, lo, hi);
     }
 }
 
@@ -912,23 +910,36 @@ struct layer_unit {
     int64_t k_next, v_next;
 };
 
-/* Of them what a thread has of those that are live: in shared memory or not. */
-template <int HEAD> SOP_DEV void layer_rows_kv(const layer_unit &from, decode_regs<HEAD> &to)
+/* Of the keys what a thread has, and of the values, of those that are live: in shared memory or not. */
+template <int HEAD> SOP_DEV void layer_rows_k(const layer_unit &from, decode_regs<HEAD> &to)
 {
-    enum { K = decode_regs<HEAD>::K, V = decode_regs<HEAD>::V };
+    enum { K = decode_regs<HEAD>::K };
     const int lane = layer_thread() % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int r = 0; r < 6; r++) {
-        const int row = r < 2 ? g + 8 * r : 2 * t + r % 2 + (r - 2) / 2 * 8;
-        const bool live = row >= to.lo && row < to.hi;
-        uint32_t *const x = r < 2 ? to.k[r & 1] : to.v[(r + 2) & 3];
+    for (int r = 0; r < 2; r++) {
+        const int row = g + 8 * r;
+        const uint8_t *at = from.k + row * from.k_next + decode_byte<K, 4>(0, t);
 #pragma unroll
-        for (int w = 0; w < (r < 2 ? K : V); w += 4) {
+        for (int w = 0; w < K; w += 4) {
             uint4 y = make_uint4(0, 0, 0, 0);
-            if (live)
-                y = *(const uint4 *)(r < 2 ? from.k + row * from.k_next + decode_byte<K, 4>(w, t)
-                                           : from.v + row * from.v_next + decode_byte<V, 8>(w, g));
-            x[w] = y.x, x[w + 1] = y.y, x[w + 2] = y.z, x[w + 3] = y.w;
+            if (row >= to.lo && row < to.hi) y = *(const uint4 *)(at + w * 16);
+            to.k[r][w] = y.x, to.k[r][w + 1] = y.y, to.k[r][w + 2] = y.z, to.k[r][w + 3] = y.w;
+        }
+    }
+}
+template <int HEAD> SOP_DEV void layer_rows_v(const layer_unit &from, decode_regs<HEAD> &to)
+{
+    enum { V = decode_regs<HEAD>::V };
+    const int lane = layer_thread() % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        const int row = 2 * t + r % 2 + r / 2 * 8;
+        const uint8_t *at = from.v + row * from.v_next + decode_byte<V, 8>(0, g);
+#pragma unroll
+        for (int w = 0; w < V; w += 4) {
+            uint4 y = make_uint4(0, 0, 0, 0);
+            if (row >= to.lo && row < to.hi) y = *(const uint4 *)(at + w * 32);
+            to.v[r][w] = y.x, to.v[r][w + 1] = y.y, to.v[r][w + 2] = y.z, to.v[r][w + 3] = y.w;
         }
     }
 }
@@ -1086,7 +1097,8 @@ SOP_DEV void layer_attend(const layer_args &p, const layer_plan &plan, int layer
             } else if (j != warp) {
                 find(unit);
             }
-            layer_rows_kv<HEAD>(from, cur);
+            layer_rows_k(from, cur);
+            layer_rows_v(from, cur);
             decode_unit<T, T, HEAD, false>(
                 a, cur, none, none, o, m, l, [](int) {}, qf, [] {});
         }
@@ -1177,7 +1189,7 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
         if (layer == p.layers) break;
         const layer_own &own = p.own[layer];
         const int k = p.shape[product].k, pitch = layer_pitch(k);
-        const layer_part part = plan.part[product];
+        const layer_part &part = plan.part[product];
         if (tid == 0) signs->waiting = 1;
         if (product % 2 == 0)
             layer_normed<T>(xs, pitch, p, own.norm[product / 2], p.eps[product / 2],
@@ -1199,39 +1211,32 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
             layer_prefetch(p.own[layer + 1].norm[0], 4 * p.d);
         layer_ring ring = state->ring, x_ring = state->x_ring;
         layer_sums sums = state->sums;
-        if (product == 3)
-            layer_run_deep<T>(p, part, shared, ring, x_ring, sums, tokens,
-                              [&](int unit, int tok, float x, float) {
-                                  const T y = sop_from_float<T>(x + layer_bias(own, 6, unit));
-                                  float &was = kept[tok * most + unit - part.first];
-                                  if (layer + 1 < p.layers) {
-                                      was += sop_to_float(y);
-                                      layer_post(p.mail.x[0] + (int64_t)tok * p.d + unit,
-                                                 __float_as_uint(was), layer + 2);
-                                  } else {
-                                      ((T *)p.y)[tok * p.y_stride + unit] = y;
-                                      p.x[tok * p.x_stride + unit] = was;
-                                  }
-                              });
-        else
-            layer_run<T>(p, part, shared, ring, sums, pitch, tokens,
-                         [&](int unit, int tok, float x, float y) {
-                             const int at = unit - part.first;
-                             if (product == 0) {
-                                 layer_put_qkv<T, HEAD>(p, layer, turns, plan.slots[tok], unit, tok,
-                                                        x + bias[at].x, y + bias[at].y);
-                             } else if (product == 1) {
-                                 float &was = kept[tok * most + at];
-                                 was += x + layer_bias(own, 3, unit);
-                                 layer_post(p.mail.x[1] + (int64_t)tok * p.d + unit,
-                                            __float_as_uint(was), layer + 1);
+        layer_run<T>(p, part, product == 3, shared, ring, x_ring, sums, tokens,
+                     [&](int unit, int tok, float x, float y) {
+                         const int at = unit - part.first;
+                         if (product == 0) {
+                             layer_put_qkv<T, HEAD>(p, layer, turns, plan.slots[tok], unit, tok,
+                                                    x + bias[at].x, y + bias[at].y);
+                         } else if (product == 2) {
+                             x += layer_bias(own, 4, unit);
+                             y += layer_bias(own, 5, unit);
+                             ((T *)p.act_out)[tok * p.act_stride + layer_place(unit)] =
+                                 sop_from_float<T>(sop_act_of(p.act, x) * y);
+                         } else { /* the residual */
+                             float &was = kept[tok * most + at];
+                             const int to = layer + product / 2; /* whose norm reads it */
+                             x += layer_bias(own, product == 1 ? 3 : 6, unit);
+                             const T rounded = sop_from_float<T>(x);
+                             if (to < p.layers) {
+                                 was += product == 1 ? x : sop_to_float(rounded);
+                                 layer_post(p.mail.x[product == 1] + (int64_t)tok * p.d + unit,
+                                            __float_as_uint(was), to + 1);
                              } else {
-                                 x += layer_bias(own, 4, unit);
-                                 y += layer_bias(own, 5, unit);
-                                 ((T *)p.act_out)[tok * p.act_stride + layer_place(unit)] =
-                                     sop_from_float<T>(sop_act_of(p.act, x) * y);
+                                 ((T *)p.y)[tok * p.y_stride + unit] = rounded;
+                                 p.x[tok * p.x_stride + unit] = was;
                              }
-                         });
+                         }
+                     });
         LAYER_STAMP(layer, 2 + 3 * product);
         *state = {ring, x_ring, sums, layer + (product == 3), (product + 1) % 4};
         if (product == 2)
@@ -1271,8 +1276,8 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
     if (tid == 0) signs.waiting = signs.asked = 0;
     if (tid < LAYER_BARS) {
         const int i = tid;
-        mbar_init(layer_bar(p, base, i), i < LAYER_EMPTY        ? LAYER_ASKERS
-                                         : i < LAYER_SUMS_FULL  ? LAYER_SHARE
+        mbar_init(layer_bar(p, base, i), i < LAYER_EMPTY        ? 1
+                                         : i < LAYER_SUMS_FULL  ? LAYER_WARPS
                                          : i < LAYER_SUMS_EMPTY ? LAYER_WARPS
                                          : i < LAYER_X_FULL     ? 1
                                          : i < LAYER_X_EMPTY    ? 32

@@ -9,20 +9,12 @@ extern "C" {
 #include "ops/attention/decode_cuda.cuh"
 #include "ops/spans/layers_stream.cuh"
 
-/* Steps of 32 k of a slot of the ring: the shorter k in equal pieces. */
-static int piece_of(int64_t d)
-{
-    const int64_t steps = d / 32, pieces = (steps + LAYER_STEPS - 1) / LAYER_STEPS;
-    return (int)((steps + pieces - 1) / pieces);
-}
-
 template <int HEAD>
 static layer_map map_of(int64_t tokens, const sop_linear_desc *qkv, const sop_linear_desc *output,
-                        int ring, int64_t grid)
+                        const sop_linear_desc *down, int ring, int64_t grid)
 {
-    const int64_t d = qkv->k;
-    return layer_map_of<HEAD>((int)tokens, (int)d, (int)(qkv->n[0] + qkv->n[1] + qkv->n[2]),
-                              (int)(output->k > d ? output->k : d), piece_of(d), ring, (int)grid);
+    return layer_map_of<HEAD>((int)tokens, (int)qkv->k, (int)(qkv->n[0] + qkv->n[1] + qkv->n[2]),
+                              (int)output->k, (int)down->k, ring, (int)grid);
 }
 
 static layer_mail mail_of(const sop_attention_desc *d, int64_t dim, int grid, void *at,
@@ -33,21 +25,23 @@ static layer_mail mail_of(const sop_attention_desc *d, int64_t dim, int grid, vo
                                                                  grid, bytes);
 }
 
-/* Slots that the tokens' rows leave room for, on a grid of that many CTAs. */
-static int ring_of(decltype(map_of<64>) *map, int64_t tokens, const sop_linear_desc *qkv,
-                   const sop_linear_desc *output, int64_t grid)
+/* The map with as many slots as the tokens' rows leave room for, on a grid of that many CTAs. */
+static layer_map room_of(const void *const *of, int64_t grid, int *ring)
 {
-    int ring = 0;
-    while (ring < LAYER_SLOTS && map(tokens, qkv, output, ring + 1, grid).bytes <= LAYER_SHARED)
-        ring++;
-    return ring;
+    const sop_linear_desc *qkv = (const sop_linear_desc *)of[QKV];
+    const auto map = ((const sop_attention_desc *)of[CORE])->k == 64 ? map_of<64> : map_of<128>;
+    for (*ring = LAYER_SLOTS; *ring > 0; --*ring) {
+        const layer_map m = map(qkv->tokens, qkv, (const sop_linear_desc *)of[OUTPUT],
+                                (const sop_linear_desc *)of[DOWN], *ring, grid);
+        if (m.bytes <= LAYER_SHARED) return m;
+    }
+    return {};
 }
 
 extern "C" const char *sop_layers_stream_refuse(const void *desc)
 {
     const void *const *of = (const void *const *)desc;
     const sop_linear_desc *qkv = (const sop_linear_desc *)of[QKV];
-    const sop_linear_desc *output = (const sop_linear_desc *)of[OUTPUT];
     const char *why = sop_layer_refuse(desc);
     if (why) return why;
     const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
@@ -57,9 +51,9 @@ extern "C" const char *sop_layers_stream_refuse(const void *desc)
     if (d > LAYER_WIDEST) return "rows of over 8192";
     if (qkv->tokens > (d > LAYER_NARROW ? LAYER_TOKENS / 2 : LAYER_TOKENS))
         return "more tokens than a kernel for each module is slower for";
-    if (ring_of(core->k == 64 ? map_of<64> : map_of<128>, qkv->tokens, qkv, output, 64) <
-        LAYER_LEAST)
-        return "too wide for so many tokens";
+    int ring;
+    (void)room_of(of, 64, &ring);
+    if (ring < LAYER_LEAST) return "too wide for so many tokens";
     return NULL;
 }
 
@@ -80,7 +74,7 @@ extern "C" sop_status sop_layers_stream_plan(const void *desc, const int32_t *pa
     if (bytes > (int64_t)((SOP_CUDA_COUNTERS - 2) * sizeof(int)))
         return sop_fail(SOP_E_UNSUPPORTED, "layers_stream_sm90: %lld bytes of words are too many",
                         (long long)bytes);
-    if (layer_most((int)d, grid) > LAYER_DEEP * LAYER_ROWS)
+    if (layer_most((int)d, grid) > LAYER_SUMS * LAYER_ROWS)
         return sop_fail(SOP_E_UNSUPPORTED, "%lld rows of a layer are too many for %d CTAs",
                         (long long)d, grid);
     return SOP_OK;
@@ -168,12 +162,10 @@ static sop_status launch(const sop_call *call, const void *const *of, const sop_
     const sop_rmsnorm_desc *norm[2] = {(const sop_rmsnorm_desc *)of[NORM1],
                                        (const sop_rmsnorm_desc *)of[NORM2]};
     const sop_linear_desc *qkv = (const sop_linear_desc *)of[QKV];
-    const sop_linear_desc *output = (const sop_linear_desc *)of[OUTPUT];
     const sop_linear_desc *down = (const sop_linear_desc *)of[DOWN];
     const sop_gated_desc *gated = (const sop_gated_desc *)of[GATED];
     const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
     const unsigned grid = (unsigned)call->split->word[DECODE_GRID];
-    const auto map = core->k == 64 ? map_of<64> : map_of<128>;
     int64_t bytes;
     sop_call inner = *call; /* the attention core's part of it */
     inner.desc = core;
@@ -190,7 +182,7 @@ static sop_status launch(const sop_call *call, const void *const *of, const sop_
     p->first_stride = norm[0]->x_stride;
     for (int i = 0; i < 2; i++) p->eps[i] = norm[i]->eps, p->offset[i] = norm[i]->offset;
     p->shape[0] = shape_of(qkv, 0);
-    p->shape[1] = shape_of(output, 3);
+    p->shape[1] = shape_of((const sop_linear_desc *)of[OUTPUT], 3);
     p->shape[2] = shape_of((const sop_linear_desc *)of[GATE_UP], 4);
     p->shape[3] = shape_of(down, 6);
     p->act_out = a[AT_GATED + SOP_GATED_Y].data;
@@ -205,10 +197,8 @@ static sop_status launch(const sop_call *call, const void *const *of, const sop_
     p->act = gated->act;
     p->met = sop_cuda_counters(call) + SOP_CUDA_COUNTERS - 2;
     p->mail = mail_of(core, p->d, (int)grid, sop_cuda_counters(call), &bytes);
-    p->ring = ring_of(map, p->tokens, qkv, output, grid);
-    p->map = map(p->tokens, qkv, output, p->ring, grid);
-    p->piece = piece_of(p->d);
-    const int slot = p->piece * LAYER_ROWS * 64, most = p->ring - LAYER_APART;
+    p->map = room_of(of, grid, &p->ring);
+    const int slot = p->map.slot, most = p->ring - 1;
     p->window = LAYER_WINDOW / slot < most ? LAYER_WINDOW / slot : most;
     p->ahead = LAYER_AHEAD, p->pace = LAYER_PACE;
     p->calm = LAYER_CALM / slot < p->window ? LAYER_CALM / slot : p->window;
