@@ -44,7 +44,6 @@ extern "C" const char *sop_layers_stream_refuse(const void *desc)
     const sop_linear_desc *qkv = (const sop_linear_desc *)of[QKV];
     const char *why = sop_layer_refuse(desc);
     if (why) return why;
-    const sop_attention_desc *core = (const sop_attention_desc *)of[CORE];
     const int64_t d = qkv->k, channels = ((const sop_gated_desc *)of[GATED])->dim;
     if (3 * d * channels < LAYER_SMALL)
         return "a small layer, whose bytes are not what it waits for";
