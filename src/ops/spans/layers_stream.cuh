@@ -60,17 +60,17 @@ enum {
     LAYER_SLOT = 16512,            /* bytes of a slot, about: two rows of 4,096 */
     LAYER_SLOTS = 40,              /* at most */
     LAYER_SUMS = 8,                /* groups whose sums wait to be added */
-    LAYER_LATER = 1,               /* groups that are begun before one is added */
+    LAYER_LATER = 2,               /* groups that are left before one is added, beside its own */
 
     LAYER_X = 8,              /* pieces of the tokens' rows there, at most, */
     LAYER_LEAST_X = 3,        /* and at least */
     LAYER_MOST = 32,          /* layers of a launch */
     LAYER_ASKERS = 2,         /* threads that ask for weights */
-    LAYER_AHEAD = 9,          /* slots that are brought to the L2 before */
+    LAYER_AHEAD = 0,          /* slots that are brought to the L2 before */
     LAYER_PACE = 760,         /* clocks from one of them to the next, at least */
     LAYER_LEAST = 8,          /* slots: of a group, and of the one before it */
-    LAYER_WINDOW = 56 * 1024, /* bytes on their way: bench/gpu/h200.md */
-    LAYER_CALM = 28 * 1024,   /* and while a CTA waits for words */
+    LAYER_WINDOW = 72 * 1024, /* bytes on their way: bench/gpu/h200.md */
+    LAYER_CALM = 72 * 1024,   /* and while a CTA waits for words */
     LAYER_UNITS = 4,          /* of keys, of a CTA, before another takes part */
     LAYER_SLICE = 32,         /* channels that a warp merges */
     LAYER_AT_ONCE = 4,        /* warps of a CTA whose results are merged at once */
@@ -604,30 +604,10 @@ template <int N> SOP_DEV void layer_steps_of_x(uint4 (&to)[N], uint32_t from, bo
                      : "memory");
 }
 
-/* Waits for the slots of a group's piece, and where this thread's row is, of which there are `rows`. */
-SOP_DEV uint32_t layer_slots_full(const layer_args &p, uint32_t base, const layer_part &part,
-                                  layer_ring r, int rows)
+/* Slots of a piece of the group that begins at a unit. */
+SOP_DEV int layer_slots_of(const layer_part &part, int unit)
 {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int own = g < rows ? g / part.rows : 0;
-    uint32_t at = 0;
-#pragma unroll 1
-    for (int i = 0; i * part.rows < rows; i++, layer_turn(r, p.ring)) {
-        mbar_wait(layer_bar(p, base, LAYER_FULL + r.slot), r.phase);
-        if (i == own) at = r.slot * p.map.slot + (g < rows ? g - i * part.rows : 0) * part.pitch;
-    }
-    return base + p.map.ring + at + threadIdx.x / 32 * 64 + t * 16;
-}
-/* This warp needs them no more. */
-SOP_DEV void layer_slots_empty(const layer_args &p, uint32_t base, const layer_part &part,
-                               layer_ring &r, int rows)
-{
-    const int lane = threadIdx.x % 32, slots = (rows + part.rows - 1) / part.rows;
-    layer_ring own = r;
-    layer_turn(own, p.ring, min(lane, slots - 1));
-    __syncwarp();
-    if (lane < slots) mbar_arrive(layer_bar(p, base, LAYER_EMPTY + own.slot));
-    layer_turn(r, p.ring, slots);
+    return (layer_rows_of(part, unit) + part.rows - 1) / part.rows;
 }
 
 /* A product of what comes through the ring: group by group, the tokens' rows are in shared memory; or deep:
@@ -639,23 +619,34 @@ SOP_DEV void layer_run(const layer_args &p, const layer_part &part, bool deep, u
     const int tid = layer_thread();
     const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const bool live = g < tokens;
-    const uint32_t base = smem_addr(shared);
+    const uint32_t base = smem_addr(shared), full = layer_bar(p, base, LAYER_FULL);
     const uint32_t rows_at = base + p.map.rows + warp * 64 + t * 16 +
                              (live ? g : 0) * (deep ? part.pitch : layer_pitch(part.steps * 32));
+    /* this thread's row: in which slot of a group, and where there */
+    const int own = g / part.rows;
+    const uint32_t at = base + p.map.ring + (g - own * part.rows) * part.pitch + warp * 64 + t * 16;
+    const int slots = layer_slots_of(part, part.first);
+    const int last_slots = layer_slots_of(part, part.first + (part.groups - 1) * part.each);
     int j = 0, s = 0; /* group, piece */
 #pragma unroll 1
     for (;;) {
         const bool end = j == part.groups || s == part.pieces;
         if (layer_due(sums, end)) layer_add(p, part, shared, sums, tokens, out);
         if (end) break;
-        const int u = part.first + j * part.each, rows = layer_rows_of(part, u);
-        const int n = min(part.piece, part.steps - s * part.piece) - warp;
+        const int mine = j + 1 == part.groups ? last_slots : slots;
+        const int n = (s + 1 == part.pieces ? part.steps - s * part.piece : part.piece) - warp;
         const uint32_t xs = rows_at + (deep ? xr.slot * p.map.x_slot : s * part.piece * 64);
         uint4 w[LAYER_EACH], x[LAYER_BATCH];
         float d[2][2][4] = {};
         if (deep && j == 0) mbar_wait(layer_bar(p, base, LAYER_X_FULL + xr.slot), xr.phase);
         layer_steps_of_x(x, xs, live);
-        const uint32_t ws = layer_slots_full(p, base, part, r, rows);
+        /* a lane waits for a slot */
+        layer_ring one = r, row = r;
+        layer_turn(one, p.ring, min(lane, mine - 1));
+        layer_turn(row, p.ring, min(own, mine - 1));
+        mbar_wait(full + 8 * one.slot, one.phase);
+        __syncwarp();
+        const uint32_t ws = at + row.slot * p.map.slot;
         layer_steps(w, ws);
         if (n > LAYER_EACH * LAYER_WARPS) {
             uint4 w1[LAYER_REST], x1[LAYER_REST];
@@ -665,7 +656,9 @@ SOP_DEV void layer_run(const layer_args &p, const layer_part &part, bool deep, u
             for (int i = 0; i < LAYER_REST; i++)
                 if ((LAYER_EACH + i) * LAYER_WARPS < n) layer_mma(T(), d[i % 2], w1[i], x1[i]);
         }
-        layer_slots_empty(p, base, part, r, rows);
+        __syncwarp();
+        if (lane < mine) mbar_arrive(full + 8 * (LAYER_EMPTY - LAYER_FULL + one.slot));
+        layer_turn(r, p.ring, mine);
 #pragma unroll
         for (int i = 0; i < LAYER_EACH; i += LAYER_BATCH) {
             if (i) layer_steps_of_x(x, xs + i * LAYER_NEXT, live);
@@ -673,8 +666,8 @@ SOP_DEV void layer_run(const layer_args &p, const layer_part &part, bool deep, u
             for (int k = 0; k < LAYER_BATCH; k++)
                 if ((i + k) * LAYER_WARPS < n) layer_mma(T(), d[k % 2], w[i + k], x[k]);
         }
-        layer_leave(p, shared, sums, deep ? j : 0, u, tokens, s == 0, s == part.pieces - 1,
-                    (d[0][0][0] + d[0][1][2]) + (d[1][0][0] + d[1][1][2]),
+        layer_leave(p, shared, sums, deep ? j : 0, part.first + j * part.each, tokens, s == 0,
+                    s + 1 == part.pieces, (d[0][0][0] + d[0][1][2]) + (d[1][0][0] + d[1][1][2]),
                     (d[0][0][1] + d[0][1][3]) + (d[1][0][1] + d[1][1][3]));
         if (!deep) {
             if (++s == part.pieces) s = 0, j++, sums.group++;
@@ -727,76 +720,63 @@ SOP_DEV float layer_bias(const layer_own &own, int at, int row)
 /* ---- what comes into shared memory ---- */
 
 /* The norm of all tokens, rows of words that lie 0, 2, 1, 3. Of a row a thread has runs of four values, every
- * 4 LAYER_THREADS of them. mail: words of this stamp; NULL: the input. squares: [LAYER_WARPS] */
+ * 4 LAYER_THREADS of them, RUNS at once; a wide row is two such chunks. squares: [LAYER_TOKENS][LAYER_WARPS] */
 template <typename T>
 SOP_DEV void layer_normed(uint8_t *xs, int pitch, const layer_args &p, const float *weights,
                           float eps, float offset, const unsigned long long *mail, int stamp,
                           int tokens, float *squares)
 {
-    enum { HALF = 4, SIZE = 4 * LAYER_THREADS };
-    static_assert(2 * HALF * SIZE == LAYER_WIDEST, "a row");
+    enum { RUNS = 4, SIZE = 4 * LAYER_THREADS };
+    static_assert(RUNS * SIZE == LAYER_NARROW && 2 * RUNS * SIZE == LAYER_WIDEST, "chunks");
     const int from = layer_thread() * 4;
-#pragma unroll 1
-    for (int tok = 0; tok < tokens; tok++) {
-        float4 kept[2 * HALF], weight[2 * HALF];
+    const bool wide = p.d > LAYER_NARROW;
+    float4 kept[LAYER_TOKENS][RUNS] = {}, weight[2][RUNS];
+    auto place = [&](int j) { return from + j * SIZE; };
+    auto near = [&](int j) { return min(place(j), p.d - 4); }; /* one that is there */
+#pragma unroll
+    for (int j = 0; j < 2 * RUNS; j++)
+        weight[j / RUNS][j % RUNS] = *(const float4 *)(weights + near(j));
+#pragma unroll
+    for (int c = 0; c < LAYER_TOKENS; c++) {
+        const int tok = wide ? c / 2 : c, first = wide ? c % 2 * RUNS : 0;
+        if (tok >= tokens) break;
+        uint2 w[2 * RUNS];
+        layer_collect(w, mail + (int64_t)tok * p.d, stamp,
+                      [&](int i) { return near(first + i / 2) + i % 2 * 2; });
+#pragma unroll
+        for (int j = 0; j < RUNS; j++)
+            kept[c][j] =
+                make_float4(__uint_as_float(w[2 * j].x), __uint_as_float(w[2 * j].y),
+                            __uint_as_float(w[2 * j + 1].x), __uint_as_float(w[2 * j + 1].y));
         float sum = 0;
-        /* where there is none, another again */
-        auto place = [&](int j) { return min(from + j * SIZE, p.d - 4); };
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            if (h * HALF * SIZE >= p.d) break;
-#pragma unroll
-            for (int j = h * HALF; j < (h + 1) * HALF; j++)
-                weight[j] = *(const float4 *)(weights + place(j));
-            if (mail) {
-                uint2 w[2 * HALF];
-                layer_collect(w, mail + (int64_t)tok * p.d, stamp,
-                              [&](int i) { return place(h * HALF + i / 2) + i % 2 * 2; });
-#pragma unroll
-                for (int j = 0; j < HALF; j++)
-                    kept[h * HALF + j] = make_float4(
-                        __uint_as_float(w[2 * j].x), __uint_as_float(w[2 * j].y),
-                        __uint_as_float(w[2 * j + 1].x), __uint_as_float(w[2 * j + 1].y));
-            } else {
-#pragma unroll 1
-                for (int j = h * HALF; j < (h + 1) * HALF; j++) {
-                    float4 v = *(const float4 *)(p.x + tok * p.x_stride + place(j));
-                    if (p.first) {
-                        const uint2 raw =
-                            *(const uint2 *)((const T *)p.first + tok * p.first_stride + place(j));
-                        const T *e = (const T *)&raw;
-                        v.x += sop_to_float(e[0]), v.y += sop_to_float(e[1]);
-                        v.z += sop_to_float(e[2]), v.w += sop_to_float(e[3]);
-                    }
-#pragma unroll
-                    for (int i = 0; i < 2 * HALF; i++)
-                        if (i == j) kept[i] = v;
-                }
-            }
-#pragma unroll
-            for (int j = h * HALF; j < (h + 1) * HALF; j++) {
-                const float4 v = kept[j];
-                if (from + j * SIZE < p.d) sum += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
-            }
+        for (int j = 0; j < RUNS; j++) {
+            const float4 v = kept[c][j];
+            if (place(first + j) < p.d) sum += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
         }
         sum = sop_warp_sum(sum);
-        if (from % 128 == 0) squares[from / 128] = sum;
-        layer_sync();
-        sum = 0;
+        if (from % 128 == 0) squares[c * LAYER_WARPS + from / 128] = sum;
+    }
+    layer_sync();
 #pragma unroll
-        for (int w = 0; w < LAYER_WARPS; w++) sum += squares[w];
+    for (int c = 0; c < LAYER_TOKENS; c++) {
+        const int tok = wide ? c / 2 : c, first = wide ? c % 2 * RUNS : 0;
+        if (tok >= tokens) break;
+        float sum = 0;
+        for (int w = 0; w < (wide ? 2 : 1) * LAYER_WARPS; w++)
+            sum += squares[(wide ? tok * 2 : tok) * LAYER_WARPS + w];
         const float scale = rsqrtf(sum / (float)p.d + eps);
 #pragma unroll
-        for (int j = 0; j < 2 * HALF; j++) {
-            const int i = from + j * SIZE;
+        for (int j = 0; j < RUNS; j++) {
+            const int i = place(first + j);
             if (i >= p.d) break;
-            const float4 v = kept[j], w = weight[j];
+            const float4 v = kept[c][j], w = wide && c % 2 ? weight[1][j] : weight[0][j];
             uint32_t *to = (uint32_t *)(xs + tok * pitch + i / 8 * 16 + i / 4 % 2 * 4);
             to[0] = sop_pack<T>(v.x * (offset + w.x) * scale, v.y * (offset + w.y) * scale);
             to[2] = sop_pack<T>(v.z * (offset + w.z) * scale, v.w * (offset + w.w) * scale);
         }
-        layer_sync(); /* the squares are free, the rows are there */
     }
+    layer_sync(); /* the squares are free, the rows are there */
 }
 
 /* What the attention made, in rows as above. */
@@ -822,7 +802,7 @@ SOP_DEV void layer_attended(uint8_t *xs, int pitch, const unsigned long long *ma
     layer_sync();
 }
 
-/* The residual of a CTA's rows before the first layer, [tokens, most]. */
+/* The residual of a CTA's rows before the first layer, [tokens, most]; and to all. */
 template <typename T>
 SOP_DEV void layer_kept(const layer_args &p, const layer_plan &plan, int tokens, int most,
                         float *own)
@@ -835,6 +815,7 @@ SOP_DEV void layer_kept(const layer_args &p, const layer_plan &plan, int tokens,
         float x = p.x[tok * p.x_stride + row];
         if (p.first) x += sop_to_float(((const T *)p.first)[tok * p.first_stride + row]);
         own[i] = x;
+        layer_post(p.mail.x[0] + (int64_t)tok * p.d + row, __float_as_uint(x), 1);
     }
 }
 
@@ -1189,13 +1170,12 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
         if (layer == p.layers) break;
         const layer_own &own = p.own[layer];
         const int k = p.shape[product].k, pitch = layer_pitch(k);
-        const layer_part &part = plan.part[product];
+        const layer_part part = plan.part[product];
         if (tid == 0) signs->waiting = 1;
         if (product % 2 == 0)
             layer_normed<T>(xs, pitch, p, own.norm[product / 2], p.eps[product / 2],
-                            p.offset[product / 2],
-                            product == 0 && layer == 0 ? NULL : p.mail.x[product / 2], layer + 1,
-                            tokens, squares);
+                            p.offset[product / 2], p.mail.x[product / 2], layer + 1, tokens,
+                            squares);
         else if (product == 1)
             layer_attended(xs, pitch, p.mail.att, k, layer + 1, tokens);
         else
@@ -1266,7 +1246,7 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
     const __grid_constant__ layer_args p)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ float squares[LAYER_WARPS];
+    __shared__ float squares[LAYER_TOKENS * LAYER_WARPS];
     __shared__ layer_signs signs;
     __shared__ layer_plan plan;
     __shared__ layer_state states[LAYER_WARPS];
