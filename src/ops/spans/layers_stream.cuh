@@ -12,20 +12,22 @@
  * free to be sent again after it.
  *
  * No more than `window` slots of the ring are on their way at a time, as many as the memory needs to be
- * busy: a word waits behind all that is, and of more the memory gives less. While a CTA waits, it is fewer.
+ * busy: a word waits behind all that is, and of more the memory gives less. The rest of the ring is how long a
+ * wait may last.
  *
  * A norm is computed by every CTA for itself: it costs less than a meeting. The residual of a row is kept by
  * the CTA that has the row in both products that add to it.
  *
  * A product: a CTA has an equal run of the rows of the weight, or of pairs of rows whose results meet: gate
- * with up, a channel with the one that rope turns it with. A slot of the ring has a piece of up to 8 rows:
+ * with up, a channel with the one that rope turns it with. A group is up to 8 rows; a slot of the ring has a
+ * piece of some of them, two of 3,584 k:
  *
- *     row 0 of a group, `piece` steps of 32 k | 64 bytes | row 1 | ... | row 7
+ *     row 0, `piece` steps of 32 k | 64 bytes | row 1 ...
  *
  * so that thread (g = lane / 4, t = lane % 4) takes of row g the 16 bytes of k from 8 t on, without
- * conflicts; they are a B of mma.m16n8k16, because the order of k is free, and tokens are its rows. Streams
- * of two warps take slots in turn, a warp every second step; when a group of rows has ended, one warp after
- * the other, a group each, adds the shares of all and writes what comes of them, but a group later, when
+ * conflicts; they are a B of mma.m16n8k16, because the order of k is free, and tokens are its rows. Two
+ * streams of four warps take groups in turn, a warp every fourth step; when a group has ended, one warp of
+ * the stream after the other adds the shares of all and writes what comes of them, but some groups later, when
  * the others have left theirs.
  *
  * The last product has a long k: its slots come piece by piece of k, all groups of a CTA, so that a piece of
@@ -53,27 +55,28 @@ enum {
     LAYER_WIDEST = 8192, /* a row that the norm has in registers */
     LAYER_ROWS = 8,      /* of a group */
     LAYER_STEPS = 128,   /* of 32 k, of a slot, at most */
-    LAYER_EACH = 14, /* of them, of a warp, every eighth; and, where pieces are so long, the rest */
-    LAYER_REST = LAYER_STEPS / LAYER_WARPS - LAYER_EACH,
-    LAYER_NEXT = LAYER_WARPS * 64, /* bytes from step to step of a warp */
-    LAYER_BATCH = 7,               /* steps of x in registers */
-    LAYER_SLOT = 16512,            /* bytes of a slot, about: two rows of 4,096 */
-    LAYER_SLOTS = 40,              /* at most */
-    LAYER_SUMS = 8,                /* groups whose sums wait to be added */
-    LAYER_LATER = 2,               /* groups that are left before one is added, beside its own */
+    LAYER_STREAMS = 2,   /* groups that are computed at once */
+    LAYER_SHARE =
+        LAYER_WARPS / LAYER_STREAMS, /* warps of a stream: of a row each has every fourth step, */
+    LAYER_EACH = 14,                 /* so many of them at once */
+    LAYER_NEXT = LAYER_SHARE * 64,   /* bytes from one to the next */
+    LAYER_BATCH = 7,                 /* steps of x in registers */
+    LAYER_SLOT = 16512,              /* bytes of a slot, about: two rows of 4,096 */
+    LAYER_SLOTS = 40,                /* at most */
+    LAYER_SUMS = 8,                  /* groups whose sums wait to be added */
+    LAYER_LATER = 2,                 /* groups that are left before one is added, beside its own */
 
-    LAYER_X = 8,              /* pieces of the tokens' rows there, at most, */
-    LAYER_LEAST_X = 3,        /* and at least */
-    LAYER_MOST = 32,          /* layers of a launch */
-    LAYER_ASKERS = 2,         /* threads that ask for weights */
-    LAYER_AHEAD = 0,          /* slots that are brought to the L2 before */
-    LAYER_PACE = 760,         /* clocks from one of them to the next, at least */
+    LAYER_X = 8,       /* pieces of the tokens' rows there, at most, */
+    LAYER_LEAST_X = 3, /* and at least */
+    LAYER_MOST = 32,   /* layers of a launch */
+    LAYER_ASKERS = 3,  /* threads that ask for weights */
+
     LAYER_LEAST = 8,          /* slots: of a group, and of the one before it */
-    LAYER_WINDOW = 72 * 1024, /* bytes on their way: bench/gpu/h200.md */
-    LAYER_CALM = 72 * 1024,   /* and while a CTA waits for words */
-    LAYER_UNITS = 4,          /* of keys, of a CTA, before another takes part */
-    LAYER_SLICE = 32,         /* channels that a warp merges */
-    LAYER_AT_ONCE = 4,        /* warps of a CTA whose results are merged at once */
+    LAYER_WINDOW = 66 * 1024, /* bytes on their way: bench/gpu/h200.md */
+
+    LAYER_UNITS = 4,   /* of keys, of a CTA, before another takes part */
+    LAYER_SLICE = 32,  /* channels that a warp merges */
+    LAYER_AT_ONCE = 4, /* warps of a CTA whose results are merged at once */
     LAYER_SHARED = 226 * 1024,
     LAYER_SMALL = 100 << 20 /* weights of gate, up and down */
 };
@@ -135,26 +138,13 @@ struct layer_args {
     int64_t act_stride, y_stride;
     int64_t pages;
     int tokens, d, heads, kv_heads, act;
-    int ring, window, calm; /* slots; of them on their way, at most */
-    int ahead, pace;
-    int *met; /* [2], zero before and after */
+    int ring, window; /* slots; of them on their way, at most */
+    int *met;         /* [2], zero before and after */
     layer_mail mail;
     layer_map map;
     int layers;
     layer_own own[LAYER_MOST];
-#ifdef LAYER_TRACE
-    long long *trace;
-#endif
 };
-#ifdef LAYER_TRACE
-#define LAYER_STAMP(layer, i) \
-    do { \
-        if (threadIdx.x == 0) \
-            p.trace[((int64_t)(layer)*gridDim.x + blockIdx.x) * 32 + (i)] = clock64(); \
-    } while (0)
-#else
-#define LAYER_STAMP(layer, i)
-#endif
 
 /* Bytes of a row of k elements of 16 bits in shared memory: neighbours differ by 64 bytes modulo 128. */
 static inline __host__ __device__ int layer_pitch(int k)
@@ -192,7 +182,7 @@ static inline __host__ __device__ layer_map layer_map_of(int tokens, int d, int 
     int at = 0;
     m.bars = at, at += LAYER_BARS * 8;                    /* full, empty; of slots, of sums */
     m.turns = at, at += tokens * (HEAD / 2) * 8;          /* cosines and sines */
-    m.sums = at, at += LAYER_SUMS * LAYER_WARPS * 32 * 4; /* [sums][warp][token][row] */
+    m.sums = at, at += LAYER_SUMS * LAYER_SHARE * 32 * 4; /* [sums][warp][token][row] */
     m.bias = at, at += layer_most(qkv / 2, grid) * 8;     /* of q k v */
     m.own = at, at += tokens * layer_most(d, grid) * 4;   /* the residual of its rows */
     m.rows = at = (at + 15) / 16 * 16;                    /* of tokens; or what the attention has */
@@ -209,8 +199,8 @@ static inline __host__ __device__ layer_map layer_map_of(int tokens, int d, int 
     const int pitch = layer_pitch(m.piece * 32), own = LAYER_SLOT / pitch;
     m.slot = (own < 1 ? 1 : own > LAYER_ROWS ? LAYER_ROWS : own) * pitch;
     /* what is read behind the last row */
-    const int read =
-        (m.piece > LAYER_EACH * LAYER_WARPS ? LAYER_STEPS : LAYER_EACH * LAYER_WARPS) * 64;
+    const int at_once = LAYER_EACH * LAYER_SHARE,
+              read = (m.piece + at_once - 1) / at_once * at_once * 64;
     const int least = layer_pitch(m.deep * 32) < pitch ? layer_pitch(m.deep * 32) : pitch;
     m.bytes = at + ring * m.slot + (read > least ? read - least : 0);
     return m;
@@ -375,11 +365,6 @@ struct layer_plan {
     int slots[LAYER_TOKENS];
 };
 
-/* What warps tell each other: that those that compute wait; slots asked for. */
-struct layer_signs {
-    volatile int waiting, asked;
-};
-
 /* Where a warp is in the ring. */
 struct layer_ring {
     int slot, phase;
@@ -449,25 +434,20 @@ SOP_DEV void layer_slots(const layer_args &p, const layer_plan &plan, Visit visi
 /* A thread that asks for weights, a slot in turn with the others. A copy takes it about 100 clocks, however
  * long it is, and several lanes of a warp one after the other. */
 template <typename T, int HEAD>
-SOP_DEV void layer_ask(const layer_args &p, const layer_plan &plan, uint32_t base,
-                       layer_signs *signs)
+SOP_DEV void layer_ask(const layer_args &p, const layer_plan &plan, uint32_t base)
 {
     const int role = (int)threadIdx.x / 32 - LAYER_WARPS;
     const uint32_t bars = base + p.map.bars;
-    layer_ring r = {0, 0}, came = r, near = r; /* behind r by the window, by the calm one */
+    layer_ring r = {0, 0}, came = r; /* behind r by the window */
     int sent = 0;
     layer_slots<T, HEAD>(p, plan, [&](int rows, auto where, int bytes, int pitch) {
         /* of every slot: so none is ahead of another by so much that a slot has come twice */
         if (sent >= p.window) mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
         if (sent % LAYER_ASKERS == role) {
-            if (sent >= p.calm && signs->waiting)
-                mbar_wait(bars + 8 * (LAYER_FULL + near.slot), near.phase);
+
             const uint32_t full = bars + 8 * (LAYER_FULL + r.slot);
             const uint32_t to = base + p.map.ring + r.slot * p.map.slot;
             mbar_wait(bars + 8 * (LAYER_EMPTY + r.slot), r.phase ^ 1);
-#ifdef LAYER_NOCOPY
-            rows = 0;
-#endif
             mbar_expect_tx(full, rows * bytes);
 #pragma unroll 1
             for (int i = 0; i < rows; i++)
@@ -475,31 +455,11 @@ SOP_DEV void layer_ask(const layer_args &p, const layer_plan &plan, uint32_t bas
                              "[%0], [%1], %2, [%3];" ::"r"(to + i * pitch),
                              "l"(where(i)), "r"(bytes), "r"(full)
                              : "memory");
-            signs->asked = sent + 1;
         }
         if (sent >= p.window) layer_turn(came, p.ring);
-        if (sent >= p.calm) layer_turn(near, p.ring);
+
         layer_turn(r, p.ring);
         sent++;
-    });
-}
-
-/* A thread that brings the weights of slots that are not yet asked for into the L2, at the memory's pace. */
-template <typename T, int HEAD>
-SOP_DEV void layer_foresee(const layer_args &p, const layer_plan &plan, const layer_signs *signs)
-{
-    int seen = 0;
-    uint32_t next = (uint32_t)clock();
-    layer_slots<T, HEAD>(p, plan, [&](int rows, auto where, int bytes, int) {
-        seen++;
-        while (seen - signs->asked > p.ahead) __nanosleep(20);
-        if (seen <= signs->asked) return;
-        while ((int32_t)((uint32_t)clock() - next) < 0) continue;
-        next = (uint32_t)clock() + p.pace;
-#pragma unroll 1
-        for (int i = 0; i < rows; i++)
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(where(i)), "r"(bytes)
-                         : "memory");
     });
 }
 
@@ -527,13 +487,13 @@ SOP_DEV void layer_add(const layer_args &p, const layer_part &part, uint8_t *sha
     const int lane = layer_thread() % 32;
     const int slot = s.due % LAYER_SUMS, phase = s.due / LAYER_SUMS % 2;
     const uint32_t bars = smem_addr(shared) + p.map.bars;
-    const float *all = (const float *)(shared + p.map.sums) + slot * LAYER_WARPS * 32;
+    const float *all = (const float *)(shared + p.map.sums) + slot * LAYER_SHARE * 32;
     mbar_wait(bars + 8 * (LAYER_SUMS_FULL + slot), phase);
     static_assert(LAYER_TOKENS * LAYER_ROWS == 32, "a lane each");
     const int tok = lane / LAYER_ROWS, row = lane % LAYER_ROWS;
     float x = 0;
 #pragma unroll
-    for (int k = 0; k < LAYER_WARPS; k++) x += all[k * 32 + lane];
+    for (int k = 0; k < LAYER_SHARE; k++) x += all[k * 32 + lane];
     const float y = __shfl_down_sync(~0u, x, 1);
     const bool single = part.kind == LAYER_SINGLE;
     if (tok < tokens && row < layer_rows_of(part, s.unit) && (single || row % 2 == 0))
@@ -557,8 +517,9 @@ SOP_DEV void layer_leave(const layer_args &p, uint8_t *shared, layer_sums &s, in
     const int tid = layer_thread(), warp = tid / 32, lane = tid % 32, group = s.group + ahead;
     const int slot = group % LAYER_SUMS, phase = group / LAYER_SUMS % 2;
     const uint32_t bars = smem_addr(shared) + p.map.bars;
-    float2 *to =
-        (float2 *)((float *)(shared + p.map.sums) + (slot * LAYER_WARPS + warp) * 32) + lane;
+    float2 *to = (float2 *)((float *)(shared + p.map.sums) +
+                            (slot * LAYER_SHARE + warp % LAYER_SHARE) * 32) +
+                 lane;
     if (first) mbar_wait(bars + 8 * (LAYER_SUMS_EMPTY + slot), phase ^ 1);
     if (lane / 4 < tokens) {
         const float2 was = first ? make_float2(0, 0) : *to;
@@ -567,7 +528,8 @@ SOP_DEV void layer_leave(const layer_args &p, uint8_t *shared, layer_sums &s, in
     if (!last) return;
     __syncwarp();
     if (lane == 0) mbar_arrive(bars + 8 * (LAYER_SUMS_FULL + slot));
-    if (group % LAYER_WARPS == warp) s.due = group, s.unit = unit;
+    /* of its stream, in turn */
+    if (group / LAYER_STREAMS % LAYER_SHARE == warp % LAYER_SHARE) s.due = group, s.unit = unit;
 }
 
 /* 16 bytes of 8 rows of a weight times 16 bytes of x, whose words lie 0, 2, 1, 3, so that they are an A as
@@ -619,12 +581,14 @@ SOP_DEV void layer_run(const layer_args &p, const layer_part &part, bool deep, u
     const int tid = layer_thread();
     const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const bool live = g < tokens;
+    const int share = warp % LAYER_SHARE, stream = warp / LAYER_SHARE;
     const uint32_t base = smem_addr(shared), full = layer_bar(p, base, LAYER_FULL);
-    const uint32_t rows_at = base + p.map.rows + warp * 64 + t * 16 +
+    const uint32_t rows_at = base + p.map.rows + share * 64 + t * 16 +
                              (live ? g : 0) * (deep ? part.pitch : layer_pitch(part.steps * 32));
     /* this thread's row: in which slot of a group, and where there */
     const int own = g / part.rows;
-    const uint32_t at = base + p.map.ring + (g - own * part.rows) * part.pitch + warp * 64 + t * 16;
+    const uint32_t at =
+        base + p.map.ring + (g - own * part.rows) * part.pitch + share * 64 + t * 16;
     const int slots = layer_slots_of(part, part.first);
     const int last_slots = layer_slots_of(part, part.first + (part.groups - 1) * part.each);
     int j = 0, s = 0; /* group, piece */
@@ -634,41 +598,39 @@ SOP_DEV void layer_run(const layer_args &p, const layer_part &part, bool deep, u
         if (layer_due(sums, end)) layer_add(p, part, shared, sums, tokens, out);
         if (end) break;
         const int mine = j + 1 == part.groups ? last_slots : slots;
-        const int n = (s + 1 == part.pieces ? part.steps - s * part.piece : part.piece) - warp;
-        const uint32_t xs = rows_at + (deep ? xr.slot * p.map.x_slot : s * part.piece * 64);
-        uint4 w[LAYER_EACH], x[LAYER_BATCH];
-        float d[2][2][4] = {};
         if (deep && j == 0) mbar_wait(layer_bar(p, base, LAYER_X_FULL + xr.slot), xr.phase);
-        layer_steps_of_x(x, xs, live);
-        /* a lane waits for a slot */
-        layer_ring one = r, row = r;
-        layer_turn(one, p.ring, min(lane, mine - 1));
-        layer_turn(row, p.ring, min(own, mine - 1));
-        mbar_wait(full + 8 * one.slot, one.phase);
-        __syncwarp();
-        const uint32_t ws = at + row.slot * p.map.slot;
-        layer_steps(w, ws);
-        if (n > LAYER_EACH * LAYER_WARPS) {
-            uint4 w1[LAYER_REST], x1[LAYER_REST];
-            layer_steps(w1, ws + LAYER_EACH * LAYER_NEXT);
-            layer_steps_of_x(x1, xs + LAYER_EACH * LAYER_NEXT, live);
+        if ((sums.group + (deep ? j : 0)) % LAYER_STREAMS == stream) {
+            const int n = (s + 1 == part.pieces ? part.steps - s * part.piece : part.piece) - share;
+            const uint32_t xs = rows_at + (deep ? xr.slot * p.map.x_slot : s * part.piece * 64);
+            float d[2][2][4] = {};
+            /* a lane waits for a slot */
+            layer_ring one = r, row = r;
+            layer_turn(one, p.ring, min(lane, mine - 1));
+            layer_turn(row, p.ring, min(own, mine - 1));
+            mbar_wait(full + 8 * one.slot, one.phase);
+            __syncwarp();
+            const uint32_t ws = at + row.slot * p.map.slot;
+#pragma unroll 1
+            for (int i = 0; i == 0 || i * LAYER_SHARE < n; i += LAYER_EACH) {
+                uint4 w[LAYER_EACH], x[LAYER_BATCH];
+                layer_steps(w, ws + i * LAYER_NEXT);
+                if ((i + LAYER_EACH) * LAYER_SHARE >= n) {
+                    __syncwarp();
+                    if (lane < mine) mbar_arrive(full + 8 * (LAYER_EMPTY - LAYER_FULL + one.slot));
+                }
 #pragma unroll
-            for (int i = 0; i < LAYER_REST; i++)
-                if ((LAYER_EACH + i) * LAYER_WARPS < n) layer_mma(T(), d[i % 2], w1[i], x1[i]);
+                for (int b = 0; b < LAYER_EACH; b += LAYER_BATCH) {
+                    layer_steps_of_x(x, xs + (i + b) * LAYER_NEXT, live);
+#pragma unroll
+                    for (int k = 0; k < LAYER_BATCH; k++)
+                        if ((i + b + k) * LAYER_SHARE < n) layer_mma(T(), d[k % 2], w[b + k], x[k]);
+                }
+            }
+            layer_leave(p, shared, sums, deep ? j : 0, part.first + j * part.each, tokens, s == 0,
+                        s + 1 == part.pieces, (d[0][0][0] + d[0][1][2]) + (d[1][0][0] + d[1][1][2]),
+                        (d[0][0][1] + d[0][1][3]) + (d[1][0][1] + d[1][1][3]));
         }
-        __syncwarp();
-        if (lane < mine) mbar_arrive(full + 8 * (LAYER_EMPTY - LAYER_FULL + one.slot));
         layer_turn(r, p.ring, mine);
-#pragma unroll
-        for (int i = 0; i < LAYER_EACH; i += LAYER_BATCH) {
-            if (i) layer_steps_of_x(x, xs + i * LAYER_NEXT, live);
-#pragma unroll
-            for (int k = 0; k < LAYER_BATCH; k++)
-                if ((i + k) * LAYER_WARPS < n) layer_mma(T(), d[k % 2], w[i + k], x[k]);
-        }
-        layer_leave(p, shared, sums, deep ? j : 0, part.first + j * part.each, tokens, s == 0,
-                    s + 1 == part.pieces, (d[0][0][0] + d[0][1][2]) + (d[1][0][0] + d[1][1][2]),
-                    (d[0][0][1] + d[0][1][3]) + (d[1][0][1] + d[1][1][3]));
         if (!deep) {
             if (++s == part.pieces) s = 0, j++, sums.group++;
         } else if (++j == part.groups) {
@@ -1143,7 +1105,7 @@ struct layer_state {
 /* What the warps that compute do. */
 template <typename T, int HEAD>
 SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t *shared,
-                           float *squares, layer_state *states, layer_signs *signs)
+                           float *squares, layer_state *states)
 {
     const int tid = layer_thread(), warp = tid / 32, grid = gridDim.x;
     const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
@@ -1163,7 +1125,6 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
     grid_wait();
     if (tokens == 0) return;
     layer_kept<T>(p, plan, tokens, most, kept);
-    LAYER_STAMP(0, 0);
 #pragma unroll 1
     for (;;) {
         const int layer = state->layer, product = state->product;
@@ -1171,7 +1132,7 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
         const layer_own &own = p.own[layer];
         const int k = p.shape[product].k, pitch = layer_pitch(k);
         const layer_part part = plan.part[product];
-        if (tid == 0) signs->waiting = 1;
+
         if (product % 2 == 0)
             layer_normed<T>(xs, pitch, p, own.norm[product / 2], p.eps[product / 2],
                             p.offset[product / 2], p.mail.x[product / 2], layer + 1, tokens,
@@ -1180,11 +1141,7 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
             layer_attended(xs, pitch, p.mail.att, k, layer + 1, tokens);
         else
             layer_wait(p.met, (layer + 1) * grid);
-        if (tid == 0) {
-            signs->waiting = 0;
-            if (product == 3) mbar_arrive(layer_bar(p, smem_addr(shared), LAYER_X_THERE));
-        }
-        LAYER_STAMP(layer, 1 + 3 * product);
+        if (tid == 0 && product == 3) mbar_arrive(layer_bar(p, smem_addr(shared), LAYER_X_THERE));
         /* what the next norm takes of it */
         if (warp == 0 && product == 1) layer_prefetch(own.norm[1], 4 * p.d);
         if (warp == 0 && product == 3 && layer + 1 < p.layers)
@@ -1217,19 +1174,15 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
                              }
                          }
                      });
-        LAYER_STAMP(layer, 2 + 3 * product);
         *state = {ring, x_ring, sums, layer + (product == 3), (product + 1) % 4};
         if (product == 2)
             layer_arrive(p.met);
         else
             layer_sync();
-        if (product == 0) {
-            if (tid == 0) signs->waiting = 1;
+        if (product == 0)
             layer_attend<T, HEAD>(p, plan, layer, shared, tokens);
-            LAYER_STAMP(layer, 3);
-        } else if (product == 3) {
-            if (layer + 1 < p.layers) layer_biases<HEAD>(p, plan, layer + 1, bias);
-        }
+        else if (product == 3 && layer + 1 < p.layers)
+            layer_biases<HEAD>(p, plan, layer + 1, bias);
     }
     /* all words were read before the last meeting */
     const int64_t words =
@@ -1247,18 +1200,18 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
 {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float squares[LAYER_TOKENS * LAYER_WARPS];
-    __shared__ layer_signs signs;
+
     __shared__ layer_plan plan;
     __shared__ layer_state states[LAYER_WARPS];
     const int tid = threadIdx.x;
     const uint32_t base = smem_addr(shared);
     grid_go();
-    if (tid == 0) signs.waiting = signs.asked = 0;
+
     if (tid < LAYER_BARS) {
         const int i = tid;
         mbar_init(layer_bar(p, base, i), i < LAYER_EMPTY        ? 1
-                                         : i < LAYER_SUMS_FULL  ? LAYER_WARPS
-                                         : i < LAYER_SUMS_EMPTY ? LAYER_WARPS
+                                         : i < LAYER_SUMS_FULL  ? LAYER_SHARE
+                                         : i < LAYER_SUMS_EMPTY ? LAYER_SHARE
                                          : i < LAYER_X_FULL     ? 1
                                          : i < LAYER_X_EMPTY    ? 32
                                          : i < LAYER_X_THERE    ? LAYER_WARPS
@@ -1277,17 +1230,14 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
     if (tid >= LAYER_THREADS) {
         regs_dec<56>();
         /* without tokens nobody takes what is asked for */
-        const int role = tid / 32 - LAYER_WARPS;
-        const bool live = tokens > 0;
-        if (role < LAYER_ASKERS && live && tid % 32 == 0)
-            layer_ask<T, HEAD>(p, plan, base, &signs);
-        else if (role == LAYER_ASKERS && live && tid % 32 == 0 && p.ahead > 0)
-            layer_foresee<T, HEAD>(p, plan, &signs);
-        else if (role == LAYER_ASKERS + 1 && live)
+        if (tokens == 0) return;
+        if (tid >= LAYER_ALL - 32)
             layer_bring<T>(p, plan, base);
+        else if (tid < LAYER_THREADS + 32 * LAYER_ASKERS && tid % 32 == 0)
+            layer_ask<T, HEAD>(p, plan, base);
     } else {
         regs_inc<224>();
-        layer_compute<T, HEAD>(p, plan, shared, squares, states, &signs);
+        layer_compute<T, HEAD>(p, plan, shared, squares, states);
     }
 }
 

@@ -199,8 +199,6 @@ static sop_status launch(const sop_call *call, const void *const *of, const sop_
     p->map = room_of(of, grid, &p->ring);
     const int slot = p->map.slot, most = p->ring - 1;
     p->window = LAYER_WINDOW / slot < most ? LAYER_WINDOW / slot : most;
-    p->ahead = LAYER_AHEAD, p->pace = LAYER_PACE;
-    p->calm = LAYER_CALM / slot < p->window ? LAYER_CALM / slot : p->window;
     const size_t shared = (size_t)p->map.bytes;
     if (core->kv_dtype == SOP_F16)
         return sop_launch_cluster(core->k == 64 ? sop_layers_stream_sm90<__half, 64>
