@@ -33,7 +33,7 @@ sop_sample_split_third  176  the same, and the wishes of a row that its floor ta
 sop_prefill_sm80        48  places of the pieces of heads of 112; sums and scores take 192 registers
 sop_gemm_sm80           48  what is multiplied next, between tiles of 128 x 256 alone
 sop_layers_decode_sm90  72  sincosf of large angles; for two tokens the bound on registers of 640 threads
-sop_layers_stream_sm90  64   the same; a few values kept over the attention
+sop_layers_stream_sm90  32  the same angles
 sop_layernorm_wide      16  the bound on registers, for many threads
 sop_norm_grad_wide      72  the same
 sop_attention_grad_mma  200 two sums of heads of 128

@@ -73,9 +73,9 @@ extern "C" sop_status sop_layers_stream_plan(const void *desc, const int32_t *pa
     if (bytes > (int64_t)((SOP_CUDA_COUNTERS - 2) * sizeof(int)))
         return sop_fail(SOP_E_UNSUPPORTED, "layers_stream_sm90: %lld bytes of words are too many",
                         (long long)bytes);
-    if (layer_most((int)d, grid) > LAYER_SUMS * LAYER_ROWS)
-        return sop_fail(SOP_E_UNSUPPORTED, "%lld rows of a layer are too many for %d CTAs",
-                        (long long)d, grid);
+    if (d < grid || layer_most((int)d, grid) > LAYER_SUMS * LAYER_ROWS)
+        return sop_fail(SOP_E_UNSUPPORTED, "%lld rows of a layer do not fit %d CTAs", (long long)d,
+                        grid);
     return SOP_OK;
 }
 
