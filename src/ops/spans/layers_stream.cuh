@@ -66,57 +66,53 @@ SOP_DEV float layer_bias(const layer_own &own, int at, int row)
 /* ---- what comes into shared memory ---- */
 
 /* The norm of all tokens, rows of words that lie 0, 2, 1, 3. Of a row a thread has runs of four values, every
- * 4 LAYER_THREADS of them, RUNS at once; a wide row is two such chunks. squares: [LAYER_TOKENS][LAYER_WARPS] */
+ * 4 LAYER_THREADS of them, RUNS at most. squares: [LAYER_TOKENS][LAYER_WARPS] */
 template <typename T>
 SOP_DEV void layer_normed(uint8_t *xs, int pitch, const layer_args &p, const float *weights,
                           float eps, float offset, const unsigned long long *mail, int stamp,
                           int tokens, float *squares)
 {
     enum { RUNS = 4, SIZE = 4 * LAYER_THREADS };
-    static_assert(RUNS * SIZE == LAYER_NARROW && 2 * RUNS * SIZE == LAYER_WIDEST, "chunks");
+    static_assert(RUNS * SIZE == LAYER_WIDEST, "a row");
     const int from = layer_thread() * 4;
-    const bool wide = p.d > LAYER_NARROW;
-    float4 kept[LAYER_TOKENS][RUNS] = {}, weight[2][RUNS];
+
+    float4 kept[LAYER_TOKENS][RUNS] = {}, weight[RUNS];
     auto place = [&](int j) { return from + j * SIZE; };
     auto near = [&](int j) { return min(place(j), p.d - 4); }; /* one that is there */
 #pragma unroll
-    for (int j = 0; j < 2 * RUNS; j++)
-        weight[j / RUNS][j % RUNS] = *(const float4 *)(weights + near(j));
+    for (int j = 0; j < RUNS; j++) weight[j] = *(const float4 *)(weights + near(j));
 #pragma unroll
-    for (int c = 0; c < LAYER_TOKENS; c++) {
-        const int tok = wide ? c / 2 : c, first = wide ? c % 2 * RUNS : 0;
+    for (int tok = 0; tok < LAYER_TOKENS; tok++) {
         if (tok >= tokens) break;
         uint2 w[2 * RUNS];
         layer_collect(w, mail + (int64_t)tok * p.d, stamp,
-                      [&](int i) { return near(first + i / 2) + i % 2 * 2; });
+                      [&](int i) { return near(i / 2) + i % 2 * 2; });
 #pragma unroll
         for (int j = 0; j < RUNS; j++)
-            kept[c][j] =
+            kept[tok][j] =
                 make_float4(__uint_as_float(w[2 * j].x), __uint_as_float(w[2 * j].y),
                             __uint_as_float(w[2 * j + 1].x), __uint_as_float(w[2 * j + 1].y));
         float sum = 0;
 #pragma unroll
         for (int j = 0; j < RUNS; j++) {
-            const float4 v = kept[c][j];
-            if (place(first + j) < p.d) sum += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+            const float4 v = kept[tok][j];
+            if (place(j) < p.d) sum += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
         }
         sum = sop_warp_sum(sum);
-        if (from % 128 == 0) squares[c * LAYER_WARPS + from / 128] = sum;
+        if (from % 128 == 0) squares[tok * LAYER_WARPS + from / 128] = sum;
     }
     layer_sync();
 #pragma unroll
-    for (int c = 0; c < LAYER_TOKENS; c++) {
-        const int tok = wide ? c / 2 : c, first = wide ? c % 2 * RUNS : 0;
+    for (int tok = 0; tok < LAYER_TOKENS; tok++) {
         if (tok >= tokens) break;
         float sum = 0;
-        for (int w = 0; w < (wide ? 2 : 1) * LAYER_WARPS; w++)
-            sum += squares[(wide ? tok * 2 : tok) * LAYER_WARPS + w];
+        for (int w = 0; w < LAYER_WARPS; w++) sum += squares[tok * LAYER_WARPS + w];
         const float scale = rsqrtf(sum / (float)p.d + eps);
 #pragma unroll
         for (int j = 0; j < RUNS; j++) {
-            const int i = place(first + j);
+            const int i = place(j);
             if (i >= p.d) break;
-            const float4 v = kept[c][j], w = wide && c % 2 ? weight[1][j] : weight[0][j];
+            const float4 v = kept[tok][j], w = weight[j];
             uint32_t *to = (uint32_t *)(xs + tok * pitch + i / 8 * 16 + i / 4 % 2 * 4);
             to[0] = sop_pack<T>(v.x * (offset + w.x) * scale, v.y * (offset + w.y) * scale);
             to[2] = sop_pack<T>(v.z * (offset + w.z) * scale, v.w * (offset + w.w) * scale);

@@ -10,9 +10,8 @@ enum {
     LAYER_WARPS = 8,
     LAYER_THREADS = LAYER_WARPS * 32, /* that compute; one more warpgroup brings what they take */
     LAYER_ALL = LAYER_THREADS + 128,
-    LAYER_TOKENS = 4, /* at most of rows up to LAYER_NARROW, half as many of wider */
-    LAYER_NARROW = 4096,
-    LAYER_WIDEST = 8192, /* a row that the norm has in registers */
+    LAYER_TOKENS = 4,    /* at most */
+    LAYER_WIDEST = 4096, /* a row that the norm has in registers; wider ones are no faster */
     LAYER_ROWS = 8,      /* of a group */
     LAYER_STEPS = 128,   /* of 32 k, of a slot, at most */
     LAYER_STREAMS = 2,   /* groups that are computed at once */
@@ -32,7 +31,7 @@ enum {
     LAYER_ASKERS = 3,  /* threads that ask for weights */
 
     LAYER_LEAST = 8,          /* slots: of a group, and of the one before it */
-    LAYER_WINDOW = 66 * 1024, /* bytes on their way: bench/gpu/h200.md */
+    LAYER_WINDOW = 60 * 1024, /* bytes on their way: bench/gpu/h200.md */
 
     LAYER_UNITS = 4,   /* of keys, of a CTA, before another takes part */
     LAYER_SLICE = 32,  /* channels that a warp merges */

@@ -47,9 +47,8 @@ extern "C" const char *sop_layers_stream_refuse(const void *desc)
     const int64_t d = qkv->k, channels = ((const sop_gated_desc *)of[GATED])->dim;
     if (3 * d * channels < LAYER_SMALL)
         return "a small layer, whose bytes are not what it waits for";
-    if (d > LAYER_WIDEST) return "rows of over 8192";
-    if (qkv->tokens > (d > LAYER_NARROW ? LAYER_TOKENS / 2 : LAYER_TOKENS))
-        return "more tokens than a kernel for each module is slower for";
+    if (d > LAYER_WIDEST) return "rows of over 4096, whose bytes take longer than its exchanges";
+    if (qkv->tokens > LAYER_TOKENS) return "over 4 tokens";
     int ring;
     (void)room_of(of, 64, &ring);
     if (ring < LAYER_LEAST) return "too wide for so many tokens";
