@@ -1,7 +1,7 @@
 /* Large decoder layers for few tokens, all in one launch: norm, q k v, rope, append, attention, output,
  * norm, gate and up, activation, down, again and again. What counts is that the memory never waits: while
  * the CTAs, one a multiprocessor, wait for each other, the weights of what comes next run on into a ring in
- * shared memory, which three warps of their own keep filled.
+ * shared memory, which three threads of their own keep filled.
  *
  *     norm | q k v, rope, append ~ attention of a KV head ~ its merge ~ output + residual
  *     ~ norm | gate, up, activation   meet   down + residual ~
@@ -75,7 +75,6 @@ SOP_DEV void layer_normed(uint8_t *xs, int pitch, const layer_args &p, const flo
     enum { RUNS = 4, SIZE = 4 * LAYER_THREADS };
     static_assert(RUNS * SIZE == LAYER_WIDEST, "a row");
     const int from = layer_thread() * 4;
-
     float4 kept[LAYER_TOKENS][RUNS] = {}, weight[RUNS];
     auto place = [&](int j) { return from + j * SIZE; };
     auto near = [&](int j) { return min(place(j), p.d - 4); }; /* one that is there */

@@ -11,7 +11,7 @@ enum {
     LAYER_THREADS = LAYER_WARPS * 32, /* that compute; one more warpgroup brings what they take */
     LAYER_ALL = LAYER_THREADS + 128,
     LAYER_TOKENS = 4,    /* at most */
-    LAYER_WIDEST = 4096, /* a row that the norm has in registers; wider ones are no faster */
+    LAYER_WIDEST = 4096, /* a row that the norm has in registers */
     LAYER_ROWS = 8,      /* of a group */
     LAYER_STEPS = 128,   /* of 32 k, of a slot, at most */
     LAYER_STREAMS = 2,   /* groups that are computed at once */
@@ -24,18 +24,15 @@ enum {
     LAYER_SLOTS = 40,                /* at most */
     LAYER_SUMS = 8,                  /* groups whose sums wait to be added */
     LAYER_LATER = 2,                 /* groups that are left before one is added, beside its own */
-
-    LAYER_X = 8,       /* pieces of the tokens' rows there, at most, */
-    LAYER_LEAST_X = 3, /* and at least */
-    LAYER_MOST = 32,   /* layers of a launch */
-    LAYER_ASKERS = 3,  /* threads that ask for weights */
-
-    LAYER_LEAST = 8,          /* slots: of a group, and of the one before it */
-    LAYER_WINDOW = 60 * 1024, /* bytes on their way: bench/gpu/h200.md */
-
-    LAYER_UNITS = 4,   /* of keys, of a CTA, before another takes part */
-    LAYER_SLICE = 32,  /* channels that a warp merges */
-    LAYER_AT_ONCE = 4, /* warps of a CTA whose results are merged at once */
+    LAYER_X = 8,                     /* pieces of the last product's factors at once, at most, */
+    LAYER_LEAST_X = 3,               /* and at least */
+    LAYER_MOST = 32,                 /* layers of a launch */
+    LAYER_ASKERS = 3,                /* threads that ask for weights */
+    LAYER_LEAST = 8,                 /* slots of a group, where a slot has a row */
+    LAYER_WINDOW = 60 * 1024,        /* bytes on their way: bench/gpu/h200.md */
+    LAYER_UNITS = 4,                 /* of 16 keys, of a CTA, before another takes part */
+    LAYER_SLICE = 32,                /* channels that a warp merges */
+    LAYER_AT_ONCE = 4,               /* warps of a CTA whose results are merged at once */
     LAYER_SHARED = 226 * 1024,
     LAYER_SMALL = 100 << 20 /* weights of gate, up and down */
 };

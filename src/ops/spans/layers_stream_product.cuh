@@ -80,7 +80,6 @@ SOP_DEV void layer_ask(const layer_args &p, const layer_plan &plan, uint32_t bas
         /* of every slot: so none is ahead of another by so much that a slot has come twice */
         if (sent >= p.window) mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
         if (sent % LAYER_ASKERS == role) {
-
             const uint32_t full = bars + 8 * (LAYER_FULL + r.slot);
             const uint32_t to = base + p.map.ring + r.slot * p.map.slot;
             mbar_wait(bars + 8 * (LAYER_EMPTY + r.slot), r.phase ^ 1);
@@ -89,7 +88,6 @@ SOP_DEV void layer_ask(const layer_args &p, const layer_plan &plan, uint32_t bas
             for (int i = 0; i < rows; i++) layer_bulk(to + i * pitch, where(i), bytes, full);
         }
         if (sent >= p.window) layer_turn(came, p.ring);
-
         layer_turn(r, p.ring);
         sent++;
     });
@@ -134,6 +132,7 @@ SOP_DEV void layer_add(const layer_args &p, const layer_part &part, uint8_t *sha
     if (lane == 0) mbar_arrive(bars + 8 * (LAYER_SUMS_EMPTY + slot));
     s.due = -1;
 }
+
 /* Whether a sum is due when s.group groups have been left: the others need not have been as fast. */
 SOP_DEV bool layer_due(const layer_sums &s, bool all)
 {
