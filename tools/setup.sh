@@ -5,7 +5,7 @@
 #   tools/setup.sh build --ask    only say what is missing
 build="build-essential ca-certificates cmake ninja-build pkg-config python3-pip libyaml-dev libjansson-dev
     libpcre2-dev libutf8proc-dev libsqlite3-dev libcurl4-openssl-dev libzip-dev"
-check="$build clang clang-format clang-tidy libclang-rt-dev python3 python3-venv unzip"
+check="$build clang clang-format clang-tidy libclang-rt-dev python3 python3-dev python3-venv unzip"
 case $1 in
 build) want=$build ;;
 check) want=$check ;;
