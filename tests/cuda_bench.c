@@ -44,6 +44,7 @@ struct line {
 #define WIDENED "linear", "linear_gemm_widened_sm90"
 #define PREFILL "attention", "attention_prefill_sm90"
 #define DECODE "attention", "attention_decode_sm80", "attention_cuda"
+#define RING "attention", "attention_decode_ring_sm90", "attention_cuda"
 #define FEW "attention", "attention_decode_few_sm90", "attention_cuda"
 #define BYTES "attention", "attention_decode_bytes_sm80", "attention_cuda"
 #define EMBED "embed", "embed_wide_sm80", "embed_cuda"
@@ -191,7 +192,10 @@ static const struct line lines[] = {
     {DECODE, "tokens=32 seqs=32 max_kv=65536 heads=64 kv_heads=8 k=128 page=16 pages=5088" BF16,
      512},
     {DECODE, "tokens=64 seqs=64 max_kv=2048 heads=14 kv_heads=2 k=64 page=16" BF16, 0},
+    {RING, "tokens=64 seqs=64 max_kv=2048 heads=14 kv_heads=2 k=64 page=16" BF16, 0},
     {DECODE, "tokens=16 seqs=16 max_kv=4096 heads=8 kv_heads=4 k=256 page=16" BF16, 0},
+    {RING, "tokens=16 seqs=16 max_kv=4096 heads=8 kv_heads=4 k=256 page=16" BF16, 0},
+    {RING, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=64 page=16 sinks=1" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=80 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=96 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=112 page=16" BF16, 0},
