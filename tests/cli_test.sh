@@ -118,11 +118,24 @@ shape=synth:$(dirname "$tiny")/hf/config.json
 check "a shape of random numbers can be timed" prints "decode" \
     "$superop" bench -m "$shape" --prefill 8 --decode 4 -r 2
 check "a shape of random numbers is explained" prints "qkv projection" "$superop" explain -m "$shape"
+check "a config.json of transformers 5 is a shape" prints "post norm" \
+    "$superop" explain -m "synth:${tiny%llama*}gemma3/hf/config.json"
 check "a shape may name a type" prints "bf16" "$superop" info "$shape:bf16"
 check "a shape of random numbers does not talk" usage "has no words" \
     "$superop" run -m "$shape" -p hello
 check "a wrong shape brings the shapes" says 3 "there are llama3-70b-layer" \
     "$superop" bench -m synth:qwen2-7
+sweeps() { # TEXT OPTION...; a busy machine may have cliffs
+    text=$1
+    shift
+    "$superop" bench -m "$shape" "$@" | grep -qF "$text"
+}
+check "a sweep takes some lengths" sweeps "a token at length n, 10 lengths: worst" \
+    --sweep 9 --lengths 40:100 -b 2
+check "or one, with every batch" sweeps "prompts of n tokens, every batch: worst" \
+    --sweep 1 --lengths 20 -b 3
+check "lengths that go down are said" usage "40:30: give FROM:TO" \
+    "$superop" bench -m "$shape" --sweep 1 --lengths 40:30
 printf '{"steps":[[3,40],[1],[130,2,9]]}' >"$tmp/steps.json"
 check "a workload is run in chunks" prints "3 of 3 shapes served" \
     "$superop" bench --workload "$tmp/steps.json" -m "$shape" --chunk 32

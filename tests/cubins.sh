@@ -14,12 +14,17 @@ PATH=$(dirname "$dump"):$PATH # it calls nvdisasm
 
 # Names of kernels, and instructions that each of them has.
 purpose='
-(prefill|skinny|stream|gemm)_sm90$   HGMMA     products by warpgroups
-(prefill|skinny|stream|gemm)_sm90$   UTMALDG   loads by TMA
+(prefill|skinny|sop_stream|gemm)_sm90$   HGMMA     products by warpgroups
+(prefill|skinny|sop_stream|gemm)_sm90$   UTMALDG   loads by TMA
+planes_sm90$                  IGMMA     products of integers by warpgroups
+planes_sm90$                  UTMALDG   loads by TMA
 layer_decode_sm90$            HMMA      products by warps
 layer_decode_sm90$            LDGSTS[A-Z0-9.]*\.128   weights in 16 bytes
+layers_stream_sm90$           HMMA      products by warps
+layers_stream_sm90$           UBLKCP    weights in bulk copies
 _wide$   (LDG|STG)\.E[A-Z0-9.]*\.128   16 bytes at a time, on the wider side
 _sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
+decode_(few_)?ring_sm90$      LDGSTS[A-Z0-9.]*\.128   keys and values in 16 bytes
 '
 # Bytes of local memory that kernels may have; all others keep to their registers.
 allowed='
@@ -29,14 +34,17 @@ sop_decode_sm80  24   addresses beside heads of 256, or of 128 with ALiBi on 8.0
 sop_sample_split_first  24   the bound on registers, for many threads
 sop_sample_split_third  176  the same, and the wishes of a row that its floor takes by their address
 sop_prefill_sm80        48  places of the pieces of heads of 112; sums and scores take 192 registers
+sop_prefill_sm90        8   a mask's tiles, beside the parts of pages, in the 40 registers of what loads
 sop_gemm_sm80           48  what is multiplied next, between tiles of 128 x 256 alone
 sop_layers_decode_sm90  72  sincosf of large angles; for two tokens the bound on registers of 640 threads
+sop_layers_stream_sm90  32  the same angles
 sop_layernorm_wide      16  the bound on registers, for many threads
 sop_norm_grad_wide      72  the same
 sop_attention_grad_mma  200 two sums of heads of 128
 sop_attention_grad_wgmma 176 the same, with a window or a cap
 sop_column_sums         16  its outputs, taken by an index
 sop_matmul_any          16  its arguments, on 8.9
+sop_stream_sm90         8   with i8_128 and 16 or 32 columns: what is set up once
 '
 # Each op with a floor row has kernels of its name that are not hot.
 floors=$(ls src/ops/*/*_cuda.cu | sed 's,src/ops/\(.*\)/.*,sop_\1_,')
@@ -45,7 +53,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 for arch in sm_80 sm_90a; do # what is for 8.9 is made of the same PTX as what is for 8.0
     cuobjdump -arch $arch -sass "$so" 2>&1 |
-        grep -E '^cuobjdump|\.target|Function :|LDG|STG|MMA' >"$tmp/$arch" &
+        grep -E '^cuobjdump|\.target|Function :|LDG|STG|MMA|UBLKCP' >"$tmp/$arch" &
 done
 wait
 {

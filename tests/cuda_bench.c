@@ -35,6 +35,7 @@ struct line {
 #define F8 " q=bf16 kv=f8 o=bf16 causal=1"
 #define SKINNY "linear", "linear_skinny_sm90", "linear_cuda"
 #define LONG "linear", "linear_stream_sm90", "linear_cuda"
+#define PLANES "linear", "linear_planes_sm90", "linear_cuda"
 #define STREAM "linear", "linear_stream_quant_sm90", "linear_cuda"
 #define QUANT "linear", "linear_skinny_quant_sm80", "linear_cuda"
 #define WIDE "n=8192 k=28672 x=bf16 y=bf16 "
@@ -44,6 +45,7 @@ struct line {
 #define WIDENED "linear", "linear_gemm_widened_sm90"
 #define PREFILL "attention", "attention_prefill_sm90"
 #define DECODE "attention", "attention_decode_sm80", "attention_cuda"
+#define RING "attention", "attention_decode_ring_sm90", "attention_cuda"
 #define FEW "attention", "attention_decode_few_sm90", "attention_cuda"
 #define BYTES "attention", "attention_decode_bytes_sm80", "attention_cuda"
 #define EMBED "embed", "embed_wide_sm80", "embed_cuda"
@@ -88,9 +90,9 @@ static const struct line lines[] = {
     {SKINNY, "n=896 n1=128 n2=128 k=896 w=bf16 w1=bf16 w2=bf16 m=1 bias=7", 0},
     {SKINNY, "n=896 k=4864 w=bf16 m=1", 0},
     {SKINNY, "n=151936 k=896 w=bf16 m=1", 0},
-    {STREAM, WIDE "w=i4_128 m=1", 0},
-    {STREAM, WIDE "w=i4_128 m=8", 0},
-    {STREAM, WIDE "w=i4_128 m=16", 0},
+    {PLANES, WIDE "w=i4_128 m=1", 0},
+    {PLANES, WIDE "w=i4_128 m=8", 0},
+    {PLANES, WIDE "w=i4_128 m=16", 0},
     {STREAM, WIDE "w=i4_128 m=32", 0},
     {STREAM, WIDE "w=i4_128 m=64", 0},
     {STREAM, WIDE "w=f8_128 m=1", 0},
@@ -109,7 +111,7 @@ static const struct line lines[] = {
     {QUANT, WIDE "w=q8_0 m=16", 0},
     {QUANT, WIDE "w=q4_k m=1", 0},
     {QUANT, WIDE "w=q4_k m=16", 0},
-    {STREAM, "n=3584 n1=512 n2=512 k=3584 w=i4_128 w1=i4_128 w2=i4_128 x=bf16 y=bf16 m=1", 0},
+    {PLANES, "n=3584 n1=512 n2=512 k=3584 w=i4_128 w1=i4_128 w2=i4_128 x=bf16 y=bf16 m=1", 0},
     {QUANT, "n=3584 n1=512 n2=512 k=3584 w=q4_k w1=q4_k w2=q4_k m=1", 0},
     {QUANT, "n=18944 n1=18944 k=3584 w=q4_k w1=q4_k m=1", 0},
     {QUANT, "n=896 k=4864 w=q8_0 m=1", 0},
@@ -191,7 +193,10 @@ static const struct line lines[] = {
     {DECODE, "tokens=32 seqs=32 max_kv=65536 heads=64 kv_heads=8 k=128 page=16 pages=5088" BF16,
      512},
     {DECODE, "tokens=64 seqs=64 max_kv=2048 heads=14 kv_heads=2 k=64 page=16" BF16, 0},
+    {RING, "tokens=64 seqs=64 max_kv=2048 heads=14 kv_heads=2 k=64 page=16" BF16, 0},
     {DECODE, "tokens=16 seqs=16 max_kv=4096 heads=8 kv_heads=4 k=256 page=16" BF16, 0},
+    {RING, "tokens=16 seqs=16 max_kv=4096 heads=8 kv_heads=4 k=256 page=16" BF16, 0},
+    {RING, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=64 page=16 sinks=1" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=80 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=96 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=112 page=16" BF16, 0},

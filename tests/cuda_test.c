@@ -87,6 +87,33 @@ static void a_recorded_call_runs_on_what_its_operands_hold_then(void)
     sop_planner_destroy(planner);
 }
 
+#ifdef SOP_CUDA
+int cudaSetDevice(
+    int device); /* of the runtime that is linked in, as others in a process call theirs */
+
+/* CUDA keeps the last error of a thread until it is asked for. */
+static void an_error_that_others_left_is_no_fault_of_a_row(void)
+{
+    sop_planner *planner;
+    sop_plan *plan;
+    sop_queue *q;
+    float *memory;
+    const sop_add_desc desc = {.tokens = 1, .dim = 4};
+    CHECK(sop_planner_create(card, "", &planner) == SOP_OK);
+    CHECK(sop_plan_add(planner, &desc, &plan) == SOP_OK);
+    CHECK(card->ops->queue_create(card, &q) == SOP_OK);
+    CHECK(card->ops->reserve(card, 48, (void **)&memory) == SOP_OK);
+    const sop_operand args[SOP_ADD_ROLES] = {
+        [SOP_ADD_A] = {memory, 16}, [SOP_ADD_B] = {memory + 4, 16}, [SOP_ADD_Y] = {memory + 8, 16}};
+    CHECK(cudaSetDevice(4096) != 0);
+    CHECK(sop_plan_run(plan, q, args, NULL) == SOP_OK && card->ops->wait(q) == SOP_OK);
+    card->ops->queue_destroy(q);
+    card->ops->release(card, memory, 48);
+    sop_plan_destroy(plan);
+    sop_planner_destroy(planner);
+}
+#endif
+
 /* Live rows of ones times ones, by cuBLASLt: eagerly, then as a graph of its own. */
 static void a_product_of_a_library_runs_recorded_as_it_does_eagerly(void)
 {
@@ -479,16 +506,17 @@ static void sequences_that_wait_on_the_host_answer_as_if_they_never_left(void)
 
 /* ---- layers in one kernel ---- */
 
-enum { SPANS = 2 };
+enum { SPANS = 3 };
 
-/* Rows, and the shapes and most sequences that they take. */
+/* Rows, the first of which is tested, and the shapes and most sequences that it takes. */
 static const struct {
     const char *shape;
-    int32_t seqs;
+    int32_t seqs, step;
     const char *row[SPANS];
 } spans[SPANS] = {
-    {"head", 5, {"layer_decode_sm90", "layers_decode_sm90"}},
-    {"half", 2, {"layers_decode_sm90", "layer_decode_sm90"}},
+    {"head", 5, 1, {"layer_decode_sm90", "layers_decode_sm90", "layers_stream_sm90"}},
+    {"half", 2, 1, {"layers_decode_sm90", "layer_decode_sm90", "layers_stream_sm90"}},
+    {"large", 4, 3, {"layers_stream_sm90", "layer_decode_sm90", "layers_decode_sm90"}},
 };
 
 struct found {
@@ -539,12 +567,14 @@ static void layers_in_one_kernel_say_what_their_modules_say(void)
                                          "synth:" SOP_TEST_DATA "/shapes/head128.json",
                                          "synth:" SOP_TEST_DATA "/shapes/head128.json:bf16",
                                          "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json",
-                                         "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json:f16"};
+                                         "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json:f16",
+                                         "synth:" SOP_TEST_DATA "/shapes/large64.json",
+                                         "synth:" SOP_TEST_DATA "/shapes/large128.json"};
     sop_config config;
     sop_config_defaults(&config);
     config.guard = SOP_GUARD_OFF;
     for (size_t i = 0; i < SPANS * sizeof shapes / sizeof *shapes; i++)
-        for (int32_t seqs = 1; seqs <= spans[i % SPANS].seqs; seqs++) {
+        for (int32_t seqs = 1; seqs <= spans[i % SPANS].seqs; seqs += spans[i % SPANS].step) {
             const sop_limits limits = {
                 .ctx = 1024, .max_seqs = seqs, .max_tokens = 1024, .max_outs = seqs};
             const char *shape = shapes[i / SPANS], *const *rows = spans[i % SPANS].row;
@@ -816,6 +846,53 @@ static void long_prompts_are_as_near_to_the_cpu_as_short_ones(void)
     }
 }
 
+/* As many keys as all layers in one kernel are let, and some more, in steps of one token. */
+static void layers_in_one_kernel_read_as_long_as_they_may(void)
+{
+    enum { PROMPT_STEP = 2048, FROM = 14336 - 6, STEPS = 12 };
+    static const char *const of_layers[] = {"layers_decode_sm90", "layer_decode_sm90"};
+    static const char *const shape = "synth:" SOP_TEST_DATA "/shapes/qwen2-half.json";
+    const sop_limits limits = {.ctx = 16384, .max_seqs = 1, .max_tokens = PROMPT_STEP};
+    static int32_t ids[FROM + STEPS];
+    struct opened o[2];
+    struct found found = {of_layers[0], 0};
+    float *rows[2];
+    sop_config config;
+    sop_config_defaults(&config);
+    config.guard = SOP_GUARD_OFF;
+    for (int k = 0; k < 2; k++) {
+        CHECK(open_path(&o[k], card, shape, k ? of_layers : of_layers + 1, k ? 2 : 1, &config,
+                        &limits));
+        if (!o[k].super) return;
+        rows[k] = calloc(STEPS * (size_t)o[k].vocab, sizeof **rows);
+        int32_t seq, next;
+        for (int32_t i = 0; i < FROM + STEPS; i++)
+            ids[i] = (int32_t)(((i + 1) * 7919 + i / 31 * 104729) % o[k].vocab);
+        CHECK(sop_super_open(o[k].super, &seq) == SOP_OK);
+        for (int32_t at = 0, n; at < FROM + STEPS; at += n) {
+            n = at >= FROM ? 1 : FROM - at < PROMPT_STEP ? FROM - at : PROMPT_STEP;
+            const sop_step_item item = {
+                .seq = seq, .n_ids = n, .ids = ids + at, .want = SOP_WANT_LAST};
+            CHECK(sop_super_step(o[k].super, &item, 1, &next,
+                                 rows[k] + (at < FROM ? 0 : (at - FROM) * o[k].vocab)) == SOP_OK);
+        }
+    }
+    CHECK(sop_super_explain(o[0].super, 1, 1, FROM, find_span, &found) == SOP_OK);
+    CHECK(found.n > 0);
+    double err = 0, all = 0;
+    for (size_t i = 0; i < STEPS * (size_t)o[0].vocab; i++) {
+        const double x = rows[0][i], y = rows[1][i];
+        err += (x - y) * (x - y);
+        all += y * y;
+    }
+    printf("at %d keys off by %g\n", FROM, sqrt(err / all));
+    CHECK(sqrt(err / all) < 0.02);
+    for (int k = 0; k < 2; k++) {
+        free(rows[k]);
+        close_model(&o[k]);
+    }
+}
+
 /* Some greedy and some drawn, the same tokens one step at a time and 24 ahead of the host. */
 static void steps_ahead_say_what_steps_one_by_one_say(void)
 {
@@ -866,8 +943,12 @@ static void planning_costs_on_the_card_what_the_design_says(void)
         .ctx = 512, .max_seqs = PLAN_SEQS, .max_tokens = PLAN_SEQS * 256, .max_outs = PLAN_SEQS};
     struct opened o;
     CHECK(open_model(&o, card, "qwen2/model.gguf", NULL, &limits));
-    const struct plan_costs costs = plan_costs_of(o.super, 2);
-    CHECK(costs.decode < 5 && costs.ragged < 5 && costs.miss < 30);
+    int holds = 0;
+    for (int i = 0; i < 8 && !holds; i++) { /* until there is a quiet moment */
+        const struct plan_costs costs = plan_costs_of(o.super, 2);
+        holds = costs.decode < 1 && costs.ragged < 5 && costs.miss < 5;
+    }
+    CHECK(holds);
     close_model(&o);
 }
 
@@ -906,6 +987,54 @@ static void the_card_holds_what_was_predicted(void)
         sop_model_close(m);
         sop_runtime_destroy(rt);
     }
+}
+
+static const sop_device_ops *ops_of_card;
+static int reservations;
+
+static sop_status count_reserve(sop_device *d, size_t bytes, void **out)
+{
+    reservations++;
+    return ops_of_card->reserve(d, bytes, out);
+}
+
+/* Pools are reserved before the first step, and nothing after it. What is free of the card is told alone: other
+ * processes take of it as well. */
+static void steps_take_nothing_of_the_card(void)
+{
+    enum { SEQS = 8, LONGEST = 3000 };
+    static const int32_t lengths[] = {1, 700, 5, LONGEST, 17, 300, 64, 2049, 511, 130};
+    const sop_limits limits = {
+        .ctx = 8192, .max_seqs = SEQS, .max_tokens = SEQS * LONGEST, .max_outs = SEQS};
+    struct opened o;
+    size_t before, after, all;
+    static int32_t ids[LONGEST];
+    sop_device_ops counting = *card->ops;
+    ops_of_card = card->ops;
+    counting.reserve = count_reserve;
+    card->ops = &counting;
+    CHECK(open_path(&o, card, HEAD128, NULL, 0, NULL, &limits));
+    CHECK(reservations > 0);
+    reservations = 0;
+    CHECK(card->ops->memory(card, &before, &all) == SOP_OK);
+    for (int32_t seqs = 1; seqs <= SEQS && o.super; seqs++)
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            int32_t seq[SEQS], next[SEQS];
+            sop_step_item items[SEQS];
+            for (int32_t s = 0; s < seqs; s++) {
+                CHECK(sop_super_open(o.super, &seq[s]) == SOP_OK);
+                items[s] = (sop_step_item){
+                    .seq = seq[s], .n_ids = lengths[i], .ids = ids, .want = SOP_WANT_LAST};
+            }
+            CHECK(sop_super_step(o.super, items, seqs, next, NULL) == SOP_OK);
+            CHECK(one_each(&o, seq, next, seqs, next, NULL));
+            close_all(&o, seq, seqs);
+        }
+    CHECK(card->ops->memory(card, &after, &all) == SOP_OK);
+    printf("%zu bytes of the card were free, then %zu\n", before, after);
+    CHECK(reservations == 0);
+    close_model(&o);
+    card->ops = ops_of_card;
 }
 
 /* ---- faults: a rope row that fails in one of these ways ---- */
@@ -1012,7 +1141,7 @@ static void a_row_that_fails_on_the_card_is_replaced(void)
     CHECK(system(cmd) == 0);
 }
 
-/* In a process of its own, whose card is gone afterwards. Ends with 0 when all was as it should be. */
+/* In a process of its own, whose card is gone afterwards. together: the row is one of a recording. Ends with 0 when all was as it should be. */
 static int sticky(const char *store, const char *together)
 {
     int32_t said[FAULT_STEPS];
@@ -1035,13 +1164,16 @@ static void a_fault_that_takes_the_card_is_told_at_the_next_start(void)
     CHECK(mkdtemp(folder) != NULL && n > 0);
     self[n > 0 ? n : 0] = 0;
     (void)snprintf(store, sizeof store, "%s/store.sqlite", folder);
-    const pid_t child = fork();
-    if (child == 0) {
-        (void)execl(self, self, "sticky", store, "", (char *)NULL);
-        _exit(9);
+    for (int together = 1; together >= 0; together--) { /* recorded with others; and alone */
+        const pid_t child = fork();
+        if (child == 0) {
+            (void)execl(self, self, "sticky", together ? "" : store, together ? "together" : "",
+                        (char *)NULL);
+            _exit(9);
+        }
+        int how = 0;
+        CHECK(waitpid(child, &how, 0) == child && WIFEXITED(how) && WEXITSTATUS(how) == 0);
     }
-    int how = 0;
-    CHECK(waitpid(child, &how, 0) == child && WIFEXITED(how) && WEXITSTATUS(how) == 0);
     int32_t want[FAULT_STEPS], got[FAULT_STEPS];
     sop_super_counts c;
     char why[256];
@@ -1079,8 +1211,12 @@ int main(int argc, char **argv)
     PICK(memory_is_zeroed_and_copies_come_back);
     PICK(what_does_not_fit_is_refused_with_the_numbers);
     PICK(a_recorded_call_runs_on_what_its_operands_hold_then);
+#ifdef SOP_CUDA
+    PICK(an_error_that_others_left_is_no_fault_of_a_row);
+#endif
     PICK(a_product_of_a_library_runs_recorded_as_it_does_eagerly);
     PICK(scales_of_long_rows_are_those_of_their_blocks);
+    PICK(steps_take_nothing_of_the_card);
     PICK(exact_numerics_agree_with_transformers_node_by_node);
     PICK(exact_numerics_agree_with_transformers_as_graphs);
     PICK(fast_numerics_stay_near);
@@ -1091,6 +1227,7 @@ int main(int argc, char **argv)
     PICK(invariant_numerics_give_the_same_bits_in_any_batch);
     PICK(greedy_tokens_are_those_of_the_cpu_around_512_tokens);
     PICK(long_prompts_are_as_near_to_the_cpu_as_short_ones);
+    PICK(layers_in_one_kernel_read_as_long_as_they_may);
     PICK(steps_ahead_say_what_steps_one_by_one_say);
     PICK(planning_costs_on_the_card_what_the_design_says);
     PICK(the_card_holds_what_was_predicted);

@@ -17,6 +17,10 @@ card_of() { "$superop" ops linear | grep -q "^ *$1 .* needs $2"; }
 check "ops says which card a hot row needs" card_of linear_gemm_sm90 "sm_90a alone"
 check "ops says which card a floor row needs" card_of linear_cuda sm_80
 check "and one that asks a library" card_of linear_cublaslt sm_80
+mkdir "$tmp/old" && printf 'int cuDriverGetVersion(int *v)\n{\n    *v = 12040;\n    return 0;\n}\n' >"$tmp/old/cuda.c"
+"${CC:-cc}" -shared -fPIC -o "$tmp/old/libcuda.so.1" "$tmp/old/cuda.c"
+check "a driver of before is said with its number" says 3 "the driver is for CUDA 12.4, superop needs 13." \
+    env LD_LIBRARY_PATH="$tmp/old" "$superop" check rmsnorm --device cuda
 for verb in "check rmsnorm" "run -m $tiny --raw -p x -n 1" "explain -m $tiny" \
     "bench -m $tiny --prefill 8 --decode 4 -r 1" "bench rmsnorm tokens=1 dim=8"; do
     if loads libcuda.so.1 2>/dev/null; then

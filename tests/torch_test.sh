@@ -90,4 +90,14 @@ while read -r line; do
     check "pasted in own-operator" env -C "$own" PATH="$(dirname "$python"):$build:$(dirname "$nvcc"):$PATH" \
         PYTHONPATH="$tmp/site" PKG_CONFIG_PATH="$tmp" sh -c "exec </dev/null; $line"
 done <"$tmp/commands"
+after_calls() {
+    alone -c "
+import torch, superop
+x, b = torch.randn(3, 64), torch.randn(64)
+for _ in range(2): torch.ops.superop.bias_act(x, b)
+superop.load_plugin('$own/bias_gelu.so')
+with superop.rows() as seen: torch.ops.superop.bias_act(x, b)
+assert seen == [('bias_act', 'own:bias_gelu')], seen"
+}
+check "a row from outside serves what was called before" after_calls
 report

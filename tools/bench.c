@@ -9,9 +9,9 @@
 #include "sweep.h"
 #include "workload.h"
 
-static int64_t o_prefill = 512, o_decode = 128, o_repeats = 5, o_chunk, o_sweep, o_batch = 1;
+static int64_t o_prefill = 512, o_decode = 128, o_repeats = 5, o_chunk, o_sweep, o_batch;
 static double o_seconds = 1;
-static const char *o_variant, *o_workload;
+static const char *o_variant, *o_workload, *o_lengths;
 static bool o_json;
 
 /* --- a model --- */
@@ -321,6 +321,21 @@ static int bench_op(const sop_op *op, int n_args, char **args)
     return code;
 }
 
+static int bench_sweep(void)
+{
+    sweep_range r = {.every = o_sweep, .batch = (int32_t)o_batch};
+    if (o_lengths) {
+        char *end;
+        const long from = strtol(o_lengths, &end, 10);
+        const long to = *end == ':' ? strtol(end + 1, &end, 10) : from;
+        if (*end || from < 1 || to < from || to > 1 << 24)
+            return cli_fail(CLI_USAGE, "--lengths %s: give FROM:TO, or one length, from 1 on",
+                            o_lengths);
+        r.from = (int32_t)from, r.to = (int32_t)to;
+    }
+    return sweep_run(&r);
+}
+
 static int bench_run(int n, char **args)
 {
     const sop_op *op = NULL;
@@ -331,7 +346,11 @@ static int bench_run(int n, char **args)
     if (n && loaded_model)
         return cli_fail(CLI_USAGE, "-m %s and %s: give one of them", loaded_model, args[0]);
     if (o_sweep && n) return cli_fail(CLI_USAGE, "--sweep is of a model: give -m MODEL");
-    if (!n) return o_sweep ? sweep_run(o_sweep) : bench_model();
+    if (o_lengths && !o_sweep)
+        return cli_fail(CLI_USAGE, "--lengths is of --sweep: give --sweep 1");
+    if (!n && o_sweep) return bench_sweep();
+    if (!o_batch) o_batch = 1;
+    if (!n) return bench_model();
     const int code = cli_op(args[0], &op);
     return code ? code : bench_op(op, n - 1, args + 1);
 }
@@ -347,6 +366,8 @@ static const cli_option options[] = {
     {"sweep", 0, CLI_INT, &o_sweep, "N",
      .help = "with -m: look for cliffs at each N-th length up to 4,200, and each batch up to 64",
      .lo = 1, .hi = 4200},
+    {"lengths", 0, CLI_TEXT, &o_lengths, "FROM:TO",
+     .help = "with --sweep: these lengths at -b sequences; one length: every batch around it"},
     {"workload", 'w', CLI_TEXT, &o_workload, "NAME",
      .help = "batches of prompts: field, short, or a file like those"},
     {"chunk", 0, CLI_INT, &o_chunk, "N",
@@ -364,14 +385,16 @@ const cli_verb verb_bench = {
     .n_options = CLI_N(options),
     .least = 0,
     .most = -1,
-    .examples = "  superop bench linear m=1 n=4608 k=3584 w=bf16\n"
-                "  superop bench rmsnorm\n"
-                "  superop bench add tokens=1 dim=4096 --plugin ours.so\n"
-                "  superop bench linear m=64 n=3584 k=3584 w=bf16 x=bf16 y=bf16 --device cuda\n"
-                "  superop bench -m smollm2-135m --prefill 512 --decode 128 -r 5\n"
-                "  superop bench -m synth:qwen2-7b --device cuda\n"
-                "  superop bench -m synth:qwen2-0.5b-layer --sweep 16 --device cuda\n"
-                "  superop bench --workload field --device cuda --chunk 16384\n",
+    .examples =
+        "  superop bench linear m=1 n=4608 k=3584 w=bf16\n"
+        "  superop bench rmsnorm\n"
+        "  superop bench add tokens=1 dim=4096 --plugin ours.so\n"
+        "  superop bench linear m=64 n=3584 k=3584 w=bf16 x=bf16 y=bf16 --device cuda\n"
+        "  superop bench -m smollm2-135m --prefill 512 --decode 128 -r 5\n"
+        "  superop bench -m synth:qwen2-7b --device cuda\n"
+        "  superop bench -m synth:qwen2-0.5b-layer --sweep 16 --device cuda\n"
+        "  superop bench -m synth:qwen2-0.5b --sweep 1 --lengths 8100:8300 -b 1 --device cuda\n"
+        "  superop bench --workload field --device cuda --chunk 16384\n",
     .more =
         "Medians, with the least and the most (a model) or the least and the P95 (an operator);\n"
         "shares are of what this machine was measured to do at most in the same process.\n",

@@ -1,6 +1,7 @@
 #!/bin/sh
 # make bundle: one archive with superop, its kernels and the libraries it needs beside glibc, that runs
-# on another x86-64 Linux with glibc 2.36 or newer, with an NVIDIA driver or without.
+# on another x86-64 Linux with an NVIDIA driver or without, and with the glibc that the files in it ask for:
+# 2.34 or newer where it is made on Debian 12.
 #   tools/bundle.sh BUILD_FOLDER [PROGRAM...]      BUILD_FOLDER/superop-VERSION-linux-x86_64.tar.xz
 # PROGRAM: further programs of the build, for tests on the other machine.
 set -e
@@ -25,13 +26,14 @@ if [ -n "$cutlass" ]; then
     cp "$cutlass"/../../../nvidia_cutlass-*.dist-info/licenses/LICENSE.txt "$room/LICENSE.CUTLASS"
 fi
 # It looks at the C library first, which the loader would only say in its own words.
-cat >"$room/superop" <<'EOF'
+oldest=$(objdump -T "$room"/bin/* "$room"/lib/* | sed -n 's/.*(\?GLIBC_\(2\.[0-9]*\).*/\1/p' | sort -uV | tail -1)
+sed "s/NEEDED/$oldest/" >"$room/superop" <<'EOF'
 #!/bin/sh
+needed=NEEDED
 here=$(dirname "$(readlink -f "$0")")
 have=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/^glibc //')
-oldest=$(printf '%s\n' 2.36 "${have:-0}" | sort -V | head -1)
-if [ "$oldest" != 2.36 ]; then
-    echo "superop: this system has glibc ${have:-in no known version}, 2.36 or newer is needed" >&2
+if [ "$(printf '%s\n' $needed "${have:-0}" | sort -V | head -1)" != $needed ]; then
+    echo "superop: this system has glibc ${have:-in no known version}, $needed or newer is needed" >&2
     exit 1
 fi
 [ "$(basename "$0")" = run-with ] && program=$1 && shift || program=superop

@@ -16,34 +16,31 @@ template <int ACT> static __device__ float act_of(float g)
     const float x =
         ACT == SOP_ACT_QUICK_GELU ? 1.702f * g : g * fmaf(0.071354816f * g, g, 1.5957691f);
     const float e = expf(-fabsf(x));
-    return g * ((x < 0 ? e : 1) / (1 + e));
+    return g * __fdividef(x < 0 ? e : 1, 1 + e);
 }
 
-/* n elements of T from p as floats, and back: in one access of 16 bytes where `wide`. */
-template <typename T> struct alignas(16) vec {
-    enum { N = 16 / sizeof(T) };
+/* N elements of T, as they lie: in accesses of 16 bytes where `wide`. They are made floats where they are
+ * used, behind all loads: so all are under way at once. */
+template <typename T, int N> struct alignas(16) vec {
     T at[N];
 };
-template <typename T, int N>
-static __device__ void load(const T *p, bool wide, int n, float (&out)[N])
+template <typename T, int N> static __device__ vec<T, N> load(const T *p, bool wide, int n)
 {
+    vec<T, N> v;
     if (wide) {
-        const vec<T> *from = reinterpret_cast<const vec<T> *>(p);
 #pragma unroll
-        for (int k = 0; k < N / vec<T>::N; k++) {
-            const vec<T> v = from[k];
-#pragma unroll
-            for (int i = 0; i < vec<T>::N; i++) out[k * vec<T>::N + i] = (float)v.at[i];
-        }
+        for (int k = 0; k < (int)sizeof v / 16; k++)
+            reinterpret_cast<uint4 *>(&v)[k] = reinterpret_cast<const uint4 *>(p)[k];
     } else {
 #pragma unroll
-        for (int i = 0; i < N; i++) out[i] = i < n ? (float)p[i] : 0;
+        for (int i = 0; i < N; i++) v.at[i] = i < n ? p[i] : T(0.0f);
     }
+    return v;
 }
 template <typename T, int N>
 static __device__ void store(T *p, bool wide, int n, const float (&in)[N])
 {
-    vec<T> v;
+    vec<T, N> v;
 #pragma unroll
     for (int i = 0; i < N; i++) v.at[i] = (T)in[i];
     if (wide) {
@@ -61,21 +58,22 @@ template <typename T, int ACT>
 static __global__ void bias_gelu(const sop_bias_act_desc d, int blocks, bool aligned, const T *x,
                                  const T *r, const float *bias, const int32_t *live, T *y)
 {
-    enum { N = vec<T>::N };
+    enum { N = 16 / sizeof(T) };
     const int64_t t = blockIdx.x / blocks;
     const int64_t i = ((int64_t)(blockIdx.x % blocks) * THREADS + threadIdx.x) * N;
     if (i >= d.dim || t >= (live ? *live : d.tokens)) return;
     const int n = d.dim - i < N ? (int)(d.dim - i) : N;
     const bool wide = aligned && n == N;
-    float v[N], b[N] = {}, more[N] = {};
-    load(x + t * d.x_stride + i, wide, n, v);
-    if (r) load(r + t * d.r_stride + i, wide, n, more);
-    if (bias) load(bias + i, wide, n, b);
+    const vec<T, N> xs = load<T, N>(x + t * d.x_stride + i, wide, n);
+    vec<T, N> rs = {};
+    vec<float, N> bs = {};
+    if (r) rs = load<T, N>(r + t * d.r_stride + i, wide, n);
+    if (bias) bs = load<float, N>(bias + i, wide, n);
+    float v[N];
 #pragma unroll
     for (int k = 0; k < N; k++) {
-        v[k] += b[k];
-        v[k] = d.residual == SOP_RESIDUAL_AFTER ? act_of<ACT>(v[k]) + more[k]
-                                                : act_of<ACT>(v[k] + more[k]);
+        const float g = (float)xs.at[k] + bs.at[k], more = (float)rs.at[k];
+        v[k] = d.residual == SOP_RESIDUAL_AFTER ? act_of<ACT>(g) + more : act_of<ACT>(g + more);
     }
     store(y + t * d.y_stride + i, wide, n, v);
 }

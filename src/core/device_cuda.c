@@ -378,6 +378,7 @@ static sop_status cuda_submit(sop_queue *queue, const sop_row *row, const sop_ca
     struct cuda_queue *q = (struct cuda_queue *)queue;
     char why[200];
     SOP_TRY(enter(device_of(queue)));
+    (void)cudaGetLastError(); /* what others in this process left is not the row's fault */
     q->row[q->n_rows++ % NAMED] = row->name;
     const sop_status status = row->run(call);
     if (status != SOP_E_DEVICE) return status;

@@ -1,6 +1,7 @@
 /* Every op x row x case of the library through the comparer; prints what failed and why rows were
- * skipped, then the count. With arguments: only these ops; cuda before them means the rows of the card,
- * small before them only cases of at most a million FLOPs and a megabyte, small=N of N FLOPs. Under
+ * skipped, rows that no case ran, then the count. With arguments: only these ops; cuda before them means the
+ * rows of the card, small before them only cases of at most a million FLOPs and a megabyte, small=N of N
+ * FLOPs, row=NAME only this row. Under
  * SOP_CPU_MASK the references are left out: no processor changes them, and they take most of the time. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 static int passed, failed, skipped;
 static int32_t kind = SOP_DEVICE_CPU; /* whose rows */
 static double most_flops;             /* of a small case; 0: all cases */
+static const char *only;              /* the name of a row, or NULL */
 
 static int is_small(const sop_op *op, const void *desc)
 {
@@ -38,6 +40,9 @@ static void count_reason(const char *row, const char *why)
     }
 }
 
+/* The row passed a case: its bit of the op's. */
+static uint64_t ran;
+
 static void check_case(sop_checker *c, const sop_op *op, const char *text)
 {
     enum { MOST_ROWS = 64 };
@@ -47,7 +52,7 @@ static void check_case(sop_checker *c, const sop_op *op, const char *text)
     const int masked = getenv("SOP_CPU_MASK") != NULL;
     int32_t n = 0;
     for (int32_t i = 0; i < op->n_rows && n < MOST_ROWS; i++) {
-        if (op->rows[i].device != kind) continue;
+        if (op->rows[i].device != kind || (only && strcmp(op->rows[i].name, only) != 0)) continue;
         rows[n++] = &op->rows[i];
         if (!masked || !(op->rows[i].traits & SOP_ROW_REFERENCE)) continue;
         skipped++;
@@ -67,7 +72,10 @@ static void check_case(sop_checker *c, const sop_op *op, const char *text)
     for (int32_t i = 0; i < n; i++) {
         const sop_check_result *r = &results[i];
         switch (r->verdict) {
-        case SOP_CHECK_PASS: passed++; break;
+        case SOP_CHECK_PASS:
+            passed++;
+            ran |= (uint64_t)1 << (rows[i] - op->rows);
+            break;
         case SOP_CHECK_SKIP:
             skipped++;
             count_reason(rows[i]->name, r->why);
@@ -75,6 +83,14 @@ static void check_case(sop_checker *c, const sop_op *op, const char *text)
         default: failed++; printf("FAILED %s, %s: %s\n", rows[i]->name, text, r->why);
         }
     }
+}
+
+static void print_idle(const sop_op *op)
+{
+    for (int32_t i = 0; i < op->n_rows && i < 64; i++)
+        if (op->rows[i].device == kind && !(ran >> i & 1) &&
+            (!only || strcmp(op->rows[i].name, only) == 0))
+            printf("no case ran %s\n", op->rows[i].name);
 }
 
 static int chosen(const char *name, int argc, char **argv)
@@ -100,6 +116,10 @@ int main(int argc, char **argv)
         most_flops = argv[1][5] == '=' ? strtod(argv[1] + 6, NULL) : 1e6;
         argc--, argv++;
     }
+    if (argc > 1 && strncmp(argv[1], "row=", 4) == 0) {
+        only = argv[1] + 4;
+        argc--, argv++;
+    }
     if ((card ? sop_checker_create_on(card, &c) : sop_checker_create(&c)) != SOP_OK) {
         printf("FAILED %s\n0 passed, 1 failed, 0 skipped\n", sop_last_error());
         return 1;
@@ -107,11 +127,17 @@ int main(int argc, char **argv)
     for (const sop_op *const *op = sop_ops(); *op; op++) {
         if (!chosen((*op)->name, argc, argv)) continue;
         const double from = sop_now_s();
+        ran = 0;
         for (const char *const *text = (*op)->cases; *text; text++) check_case(c, *op, *text);
+        print_idle(*op);
         printf("%s: %.2f s\n", (*op)->name, sop_now_s() - from);
     }
     sop_checker_destroy(c);
     sop_device_destroy(card);
+    if (only && !passed && !failed && !skipped) {
+        failed++;
+        printf("FAILED row=%s: the operators have no such row\n", only);
+    }
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons && reasons[i].n; i++)
         printf("skipped %d: %s\n", reasons[i].n, reasons[i].text);
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);

@@ -51,13 +51,13 @@ static sop_status tensor(struct synth *s, int64_t layer, const char *name, int64
                         (long long)cols);
     sop_file_point(&t->view, norm ? s->norm : s->f->ring + s->turn,
                    blocks * sop_dtype_bytes(s->dtype));
-    s->turn = (s->turn + 1021 * 64) % RING;
+    s->turn = (s->turn + (size_t)1021 * 64) % RING;
     return SOP_OK;
 }
 
 static sop_status layer(struct synth *s, const sop_params *p, const char *arch, int64_t l)
 {
-    const bool gemma = strcmp(arch, "gemma3") == 0, qwen3 = strcmp(arch, "qwen3") == 0;
+    const bool gemma = strncmp(arch, "gemma3", 6) == 0, qwen3 = strcmp(arch, "qwen3") == 0;
     const int64_t q = p->heads * p->k, k = p->kv_heads * p->k, v = p->kv_heads * p->v;
     bool bias = strcmp(arch, "qwen2") == 0;
     SOP_TRY(tensor(s, l, "input_layernorm.weight", 1, p->dim));
@@ -177,7 +177,7 @@ static sop_status config_of(sop_file *f, const char *shape, size_t n)
     return sop_config_parse(f, (const char *)f->maps[0].base, f->maps[0].size, path);
 }
 
-/* "f16" at the end of a name, or what the shape says. */
+/* "f16" at the end of a name, or what the shape says, as transformers does before its release 5 and since. */
 static sop_status dtype_of(const sop_file *f, const char *word, int32_t *out)
 {
     static const struct {
@@ -186,15 +186,15 @@ static sop_status dtype_of(const sop_file *f, const char *word, int32_t *out)
     } types[] = {
         {"bf16", "bfloat16", SOP_BF16}, {"f16", "float16", SOP_F16}, {"f32", "float32", SOP_F32}};
     const char *torch = sop_file_str(f, "torch_dtype", NULL);
+    if (!torch) torch = sop_file_str(f, "dtype", NULL);
+    if (!torch) torch = "bfloat16";
     for (int i = 0; i < 3; i++)
-        if (word ? strcmp(word, types[i].name) == 0 : torch && strcmp(torch, types[i].torch) == 0) {
+        if (word ? strcmp(word, types[i].name) == 0 : strcmp(torch, types[i].torch) == 0) {
             *out = types[i].dtype;
             return SOP_OK;
         }
     return sop_fail(SOP_E_ARG, "synth: the type is \"%s\", must be bf16, f16 or f32",
-                    word    ? word
-                    : torch ? torch
-                            : "");
+                    word ? word : torch);
 }
 
 sop_status sop_synth_open(sop_file *f, const char *path)

@@ -70,6 +70,58 @@ static void a_desc_survives_print_and_parse_and_completing_twice(void)
         }
 }
 
+static bool some_operand_is_f64(const sop_op *op, const desc *d)
+{
+    for (int32_t role = 0; role < op->n_roles; role++) {
+        sop_tensor v;
+        op->view(d, role, &v);
+        if (v.dtype == SOP_F64) return true;
+    }
+    return false;
+}
+
+/* On an NVIDIA card nothing stands behind it: the reference is the CPU's. */
+static void a_floor_row_of_the_card_takes_every_case(void)
+{
+    for (const sop_op *const *o = sop_ops(); *o; o++) {
+        const sop_op *op = *o;
+        const sop_row *floor = NULL;
+        char name[64];
+        (void)snprintf(name, sizeof name, "%s_cuda", op->name);
+        for (int32_t r = 0; r < op->n_rows; r++)
+            if (op->rows[r].device == SOP_DEVICE_CUDA) floor = &op->rows[r];
+        if (!floor) {
+            SKIP(name, "superop was built without CUDA");
+            return;
+        }
+        if (strcmp(floor->name, name) != 0) printf("%s: the last row is %s\n", name, floor->name);
+        CHECK(strcmp(floor->name, name) == 0 && !floor->needs && !floor->prepare);
+        for (const char *const *text = op->cases; *text; text++) {
+            desc d;
+            CHECK(parse_case(op, *text, &d));
+            const char *why = floor->refuse ? floor->refuse(&d) : NULL;
+            if (why && !some_operand_is_f64(op, &d)) printf("%s, %s: %s\n", name, *text, why);
+            CHECK(!why || some_operand_is_f64(op, &d));
+        }
+    }
+}
+
+/* Or nothing would prove it. */
+static void every_row_takes_some_case(void)
+{
+    for (const sop_op *const *o = sop_ops(); *o; o++)
+        for (int32_t r = 0; r < (*o)->n_rows; r++) {
+            const sop_row *row = &(*o)->rows[r];
+            int n = 0;
+            for (const char *const *text = (*o)->cases; *text; text++) {
+                desc d;
+                n += parse_case(*o, *text, &d) && (!row->refuse || !row->refuse(&d));
+            }
+            if (!n) printf("no case is for %s\n", row->name);
+            CHECK(n > 0);
+        }
+}
+
 static void names_are_unique_and_rows_are_whole(void)
 {
     for (const sop_op *const *o = sop_ops(); *o; o++) {
@@ -98,16 +150,6 @@ static void a_gradient_is_an_op_of_the_library(void)
     CHECK(n >= 8);
 }
 
-static bool some_operand_is_f64(const sop_op *op, const desc *d)
-{
-    for (int32_t role = 0; role < op->n_roles; role++) {
-        sop_tensor v;
-        op->view(d, role, &v);
-        if (v.dtype == SOP_F64) return true;
-    }
-    return false;
-}
-
 /* A type that a fast row does not know must be refused, never read as another: each DTYPE field alone
  * is set to f64, which no fast row takes. */
 static void fast_rows_refuse_a_type_they_do_not_know(void)
@@ -124,7 +166,7 @@ static void fast_rows_refuse_a_type_they_do_not_know(void)
             if (!some_operand_is_f64(op, &d)) continue;
             for (int32_t r = 0; r < op->n_rows; r++) {
                 const sop_row *row = &op->rows[r];
-                if ((row->traits & SOP_ROW_REFERENCE) || row->device != SOP_DEVICE_CPU) continue;
+                if (row->traits & SOP_ROW_REFERENCE) continue;
                 if (!row->refuse || !row->refuse(&d))
                     printf("%s takes %s=f64\n", row->name, op->fields[f].key);
                 CHECK(row->refuse && row->refuse(&d));
@@ -137,6 +179,8 @@ int main(void)
 {
     RUN(every_op_of_the_map_is_there_under_its_name);
     RUN(the_last_row_is_the_reference_and_takes_every_case);
+    RUN(a_floor_row_of_the_card_takes_every_case);
+    RUN(every_row_takes_some_case);
     RUN(a_desc_survives_print_and_parse_and_completing_twice);
     RUN(names_are_unique_and_rows_are_whole);
     RUN(a_gradient_is_an_op_of_the_library);

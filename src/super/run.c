@@ -241,6 +241,37 @@ sop_status sop_run_record(sop_super *s, sop_steps *steps)
     return SOP_OK;
 }
 
+/* Whether a node stands for another of the same row: what differs are addresses. */
+static bool is_like(const sop_super *s, const sop_steps *steps, const sop_node *a,
+                    const sop_node *b)
+{
+    return a->row == b->row && a->n_modules == b->n_modules &&
+           memcmp(&steps->descs[a->module], &steps->descs[b->module],
+                  s->program->modules[a->module].op->desc_bytes) == 0;
+}
+
+sop_status sop_run_touch(sop_super *s, const sop_steps *steps)
+{
+    enum { MOST_KINDS = 64 };
+    const sop_node *kinds[MOST_KINDS];
+    const sop_device_ops *ops = s->device->ops;
+    int32_t n = 0;
+    SOP_TRY(ops->record_begin(s->own));
+    sop_status status = SOP_OK;
+    for (int32_t i = 0; i < steps->n_nodes && status == SOP_OK; i++) {
+        const sop_node *node = &steps->nodes[i];
+        int32_t k = 0;
+        while (k < n && !is_like(s, steps, kinds[k], node)) k++;
+        if (k < n || node->mark) continue; /* what has a mark may fail, and runs alone */
+        if (n < MOST_KINDS) kinds[n++] = node;
+        status = keep(s, node->row, &node->call);
+    }
+    sop_graph *g = NULL;
+    const sop_status ended = ops->record_end(s->own, &g);
+    if (g) ops->graph_destroy(g);
+    return status == SOP_OK ? ended : status;
+}
+
 static sop_status run_recorded(sop_super *s, sop_steps *steps)
 {
     SOP_TRY(sop_run_record(s, steps));

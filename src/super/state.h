@@ -140,6 +140,9 @@ sop_status sop_run_failed(sop_super *s, const sop_step_class *class, sop_status 
 sop_status sop_run_again(sop_super *s, const sop_step_class *class);
 /* Records a plan that runs from a recording, unless it is there: a step, and where it has an ahead that. */
 sop_status sop_run_record(sop_super *s, sop_steps *steps);
+/* Records each kind of call of a plan once, and throws that away: a kernel is loaded when it is first launched
+ * or recorded, and that is not to be in a request. */
+sop_status sop_run_touch(sop_super *s, const sop_steps *steps);
 /* n steps from recordings, SOP_E_UNSUPPORTED where there are none. */
 sop_status sop_run_ahead(sop_super *s, sop_steps *steps, int32_t n);
 

@@ -43,17 +43,18 @@ static int32_t rung(int32_t n, int32_t most)
     return r < most ? r : most;
 }
 
-/* Keys of all sequences of a step of one or two tokens, up to which few multiprocessors read them as fast as
+/* Keys of a sequence, of a step of one token and of two, up to which few multiprocessors read them as fast as
  * all: such steps are classes of their own, whatever context the pages have room for. */
-enum { FEW_TOKENS = 2, FEW_KEYS = 8192 };
+enum { FEW_TOKENS = 2 };
+static const int32_t few_keys[FEW_TOKENS] = {14336, 4096};
 
 sop_step_class sop_steps_class(const sop_super *s, int32_t tokens, int32_t seqs, int32_t outs,
                                uint32_t paths, int64_t longest)
 {
     sop_step_class c = {rung(tokens, s->facts.max_tokens), rung(seqs, s->facts.max_seqs),
                         outs ? rung(outs, s->facts.max_outs) : 0, paths, (int32_t)s->facts.ctx};
-    const int32_t few = FEW_KEYS / c.tokens;
-    if (c.tokens <= FEW_TOKENS && longest <= few && few < c.keys &&
+    const int32_t few = c.tokens <= FEW_TOKENS ? few_keys[c.tokens - 1] : 0;
+    if (longest <= few && few < c.keys &&
         s->config.numerics != SOP_NUMERICS_INVARIANT) /* whose bits follow no length */
         c.keys = few;
     return c;

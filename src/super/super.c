@@ -143,25 +143,29 @@ static sop_status reserve(sop_super *s)
     return SOP_OK;
 }
 
-/* Plans and records one class. A row that fails here does so in the first step too, where the ladder is. */
+/* Plans and records one class, or touches what does not run from recordings. A row that fails here does so in
+ * the first step too, where the ladder is. */
 static sop_status warm_class(sop_super *s, const sop_step_class *c)
 {
+    const bool plainly = c->tokens >= SOP_RUN_PLAINLY;
     sop_steps *steps;
-    SOP_TRY(sop_steps_get(s, c, &steps));
-    if (c->tokens == c->seqs && c->seqs == c->outs && !s->logits_only)
+    if (plainly) s->bound &= ~(uint32_t)SOP_CHOOSE_PREPARE; /* size_scratch() did that */
+    SOP_TRY(plainly ? sop_steps_make(s, c, s->scratch_bytes, &steps) : sop_steps_get(s, c, &steps));
+    if (!plainly && c->tokens == c->seqs && c->seqs == c->outs && !s->logits_only)
         SOP_TRY(sop_ahead_plan(s, steps));
-    if (sop_run_record(s, steps) != SOP_OK)
+    if ((plainly ? sop_run_touch(s, steps) : sop_run_record(s, steps)) != SOP_OK)
         sop_log(SOP_LOG_WARN, "super", "record tokens=%d seqs=%d why=\"%s\"", c->tokens, c->seqs,
                 sop_last_error());
+    if (plainly) sop_steps_destroy(s, steps);
     return SOP_OK;
 }
 
-/* All that is run from a recording, before the first request: steps of decode and short prompts, each
- * sequence with a row of output, on whatever paths of attention they can come to. */
+/* Before the first request, all kinds of steps, on whatever paths of attention they can come to, each sequence
+ * with a row of output. */
 static sop_status warm(sop_super *s)
 {
     const sop_super_facts *f = &s->facts;
-    for (int32_t t = 1; t <= f->max_tokens && t < SOP_RUN_PLAINLY;) {
+    for (int32_t t = 1; t <= f->max_tokens;) {
         const int32_t most = f->max_seqs < t ? f->max_seqs : t;
         for (int32_t n = 1; n <= most;) {
             for (int k = 0; k < 4; k++) {

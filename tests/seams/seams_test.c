@@ -108,6 +108,28 @@ static void a_second_device_with_its_own_addresses_gives_the_same_bits(void)
     free(logits);
 }
 
+static void what_runs_without_a_recording_is_recorded_once_before_the_first_step(void)
+{
+    const sop_limits limits = {.ctx = 2048, .max_seqs = 3, .max_tokens = 1500, .max_outs = 3};
+    sop_device *cpu, *tagged;
+    sop_planner *planner = NULL;
+    sop_super_counts c;
+    struct rig r = {0};
+    CHECK(sop_device_cpu(2, &cpu) == SOP_OK && sop_planner_create(cpu, "", &planner) == SOP_OK);
+    CHECK(tagged_create(cpu, planner, &tagged) == SOP_OK);
+    CHECK(sop_runtime_create(NULL, tagged, "", &r.rt) == SOP_OK);
+    CHECK(tagged_add_rows(sop_runtime_planner(r.rt)) == SOP_OK);
+    CHECK(sop_model_open(r.rt, MODEL, &r.model) == SOP_OK);
+    CHECK(sop_model_super(r.model, &limits, &r.super) == SOP_OK);
+    CHECK(tagged_counted(tagged).widest == limits.max_tokens);
+    sop_super_counts_of(r.super, &c);
+    CHECK(c.graphs == c.plan_misses); /* these are kept, and no others */
+    rig_close(&r);
+    sop_device_destroy(tagged);
+    sop_planner_destroy(planner);
+    sop_device_destroy(cpu);
+}
+
 /* Three sequences of other lengths, drawn with seeds and greedily: n more tokens of each, one step a time or
  * some steps ahead of the host. */
 enum { AHEAD_SEQS = 3, AHEAD = 2 * N };
@@ -713,6 +735,7 @@ int main(void)
     CHECK(sop_device_cpu(2, &cpu) == SOP_OK && sop_planner_create(cpu, "", &inner) == SOP_OK);
     RUN(the_base_answers);
     RUN(a_second_device_with_its_own_addresses_gives_the_same_bits);
+    RUN(what_runs_without_a_recording_is_recorded_once_before_the_first_step);
     RUN(steps_ahead_say_what_steps_one_by_one_say);
     RUN(what_took_the_device_is_found_at_the_next_start);
     RUN(a_row_that_prepares_does_so_before_the_first_step_alone);

@@ -210,6 +210,9 @@ static sop_status submit(sop_queue *queue, const sop_row *row, const sop_call *c
     if (call->scratch && !tagged_off(call->scratch))
         return sop_fail(SOP_E_DEVICE, "tagged: the scratch of %s is no address of this device",
                         row->name);
+    int64_t extent;
+    memcpy(&extent, call->desc, sizeof extent); /* comes first in each desc but a span's */
+    if (q->recording && extent > the_device->counts.widest) the_device->counts.widest = extent;
     if (q->recording) return sop_record_call(q->recording, row, call);
     the_device->counts.submitted++;
     return push(q, &(struct job){.row = row, .call = *call});

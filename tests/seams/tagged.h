@@ -10,6 +10,7 @@
 
 typedef struct tagged_counts {
     uint64_t submitted, replayed, copied, refused;
+    int64_t widest; /* the most tokens of a call that was recorded */
 } tagged_counts;
 
 /* cpu: a CPU device and its planner, which choose the kernels; both outlive the device. */

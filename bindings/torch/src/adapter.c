@@ -5,11 +5,13 @@
  * this file is compiled with -fexceptions, and throws after all that it held was given back. */
 #include <pthread.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "engine.h"
 #include "lines.h"
+#include "memo.h"
 #include "shim.h"
 #include "sop/status.h"
 #include "table.h"
@@ -33,17 +35,19 @@ struct tensor {
 
 struct run {
     const struct sop_torch_op *op;
-    struct tensor tensor[TENSORS]; /* arguments, then outputs */
-    int64_t name[SOP_TORCH_NAMES]; /* -1: not known yet */
-    double number[SOP_TORCH_ARGS];
-    int64_t whole[SOP_TORCH_ARGS];
     const struct tensor *lead; /* whose leading dimensions the outputs have */
+    void *stream;              /* of CUDA */
     int32_t n_lead;
     int32_t device_type, device_index;
     bool doubles;  /* operands are float64: then those of fixed type float32 are too */
     bool given;    /* outputs are the caller's */
     bool conflict; /* two operands whose strides are one to the operator have different ones */
+    bool copied;   /* an operand is a copy of what was given */
     char error[TEXT];
+    int64_t name[SOP_TORCH_NAMES]; /* -1: not known yet */
+    double number[SOP_TORCH_ARGS];
+    int64_t whole[SOP_TORCH_ARGS];
+    struct tensor tensor[TENSORS]; /* arguments, then outputs */
 };
 
 static const struct {
@@ -59,6 +63,7 @@ static const struct {
 };
 enum { TYPES = sizeof types / sizeof *types };
 static int32_t torch_type[TYPES]; /* what their functions said */
+static int32_t torch_cpu;
 
 static int32_t sop_type(int32_t torch)
 {
@@ -152,6 +157,7 @@ static bool copy_of(struct run *r, struct tensor *t, const struct operand *o, in
     }
     (void)sop_shim.drop(t->handle);
     t->handle = fresh;
+    r->copied = true;
     return look(r, t, o);
 }
 
@@ -179,13 +185,11 @@ static bool arrange(const struct operand *o, struct tensor *t, bool split)
     if (o->stars == 1) {
         fits = fold(t, 0, lead, &t->extent[0], &t->step[0]);
     } else if (o->stars == 2) {
-        t->extent[1] = 1;
-        t->step[1] = 0;
-        if (split && lead > 0) {
-            t->extent[1] = t->size[lead - 1];
-            t->step[1] = t->stride[lead - 1];
-        }
-        fits = fold(t, 0, split && lead > 0 ? lead - 1 : lead, &t->extent[0], &t->step[0]);
+        /* 0 heads would say that a desc does not know how many there are: then they are no tokens */
+        const bool heads = split && lead > 0 && t->size[lead - 1] != 0;
+        t->extent[1] = heads ? t->size[lead - 1] : 1;
+        t->step[1] = heads ? t->stride[lead - 1] : 0;
+        fits = fold(t, 0, heads ? lead - 1 : lead, &t->extent[0], &t->step[0]);
     }
     for (int32_t i = 0; i < rest; i++) {
         t->extent[o->stars + i] = t->size[lead + i];
@@ -451,36 +455,134 @@ static size_t extent_bytes(const struct operand *o, const struct tensor *t)
     return (size_t)(last + 1) * sop_dtype_bytes(sop_type(t->dtype));
 }
 
-/* Where on a CPU: below this a second thread costs more than it brings. 128 KB are 4 us of one core. */
-static int32_t cpu_of(const struct run *r)
+static void measure(const struct run *r, size_t *bytes)
 {
-    const int32_t n = r->op->n_args + r->op->n_outs;
-    size_t bytes = 0;
-    for (int32_t i = 0; i < n; i++)
-        if (r->tensor[i].handle) bytes += extent_bytes(operand_of(r, i), &r->tensor[i]);
-    return bytes < 128 << 10 ? SOP_TORCH_SERIAL : SOP_TORCH_CPU;
+    for (int32_t i = 0; i < r->op->n_args + r->op->n_outs; i++)
+        if (r->tensor[i].handle) bytes[i] = extent_bytes(operand_of(r, i), &r->tensor[i]);
 }
 
-static bool launch(struct run *r, const struct place *p, const struct kept *k)
+/* Where: the card, or on a CPU: below this a second thread costs more than it brings. 128 KB are 4 us of
+ * one core. */
+static int32_t index_of(const struct run *r, const size_t *bytes)
+{
+    size_t all = 0;
+    if (r->device_type != torch_cpu) return r->device_index;
+    for (int32_t i = 0; i < r->op->n_args + r->op->n_outs; i++) all += bytes[i];
+    return all < 128 << 10 ? SOP_TORCH_SERIAL : SOP_TORCH_CPU;
+}
+
+/* index: for sop_torch_place(). p: where it was without a stream, or nothing that is known; then where it is. */
+static bool find_place(struct run *r, int32_t index, struct place *p)
+{
+    if (index >= 0 && sop_shim.stream(index, &r->stream))
+        return fail(r, "there is no current stream");
+    if (p->queue && !r->stream) return true;
+    const sop_status s = sop_torch_place(index, r->stream, p);
+    return s == SOP_OK ? true : hand_on(r, s);
+}
+
+/* bytes: of each operand. */
+static bool launch(struct run *r, const struct place *p, const struct kept *k, const size_t *bytes)
 {
     const struct sop_torch_op *op = r->op;
-    sop_operand args[32] = {{0}};
-    const int64_t bytes = (int64_t)sop_torch_scratch(k), one = 1;
+    sop_operand args[32];
+    const int64_t scratch_bytes = (int64_t)sop_torch_scratch(k), one = 1;
     sop_handle scratch = NULL;
     void *memory = NULL;
-    for (int32_t i = 0; i < op->n_args + op->n_outs; i++) {
-        const struct operand *o = operand_of(r, i);
-        const struct tensor *t = &r->tensor[i];
-        if (o && t->handle) args[o->role] = (sop_operand){t->data, extent_bytes(o, t)};
-    }
-    if (bytes > 0 && (sop_shim.empty(1, &bytes, &one, type_of_sop(SOP_U8), r->device_type,
-                                     r->device_index, &scratch) ||
-                      sop_shim.data(scratch, &memory)))
-        return fail(r, "no memory for scratch of %lld bytes", (long long)bytes);
-    if (hear) hear(op->name, sop_torch_row(k));
+    memset(args, 0, (size_t)op->op->n_roles * sizeof *args);
+    for (int32_t i = 0; i < op->n_args + op->n_outs; i++)
+        if (r->tensor[i].handle)
+            args[operand_of(r, i)->role] = (sop_operand){r->tensor[i].data, bytes[i]};
+    if (scratch_bytes > 0 && (sop_shim.empty(1, &scratch_bytes, &one, type_of_sop(SOP_U8),
+                                             r->device_type, r->device_index, &scratch) ||
+                              sop_shim.data(scratch, &memory)))
+        return fail(r, "no memory for scratch of %lld bytes", (long long)scratch_bytes);
+    const char *row = sop_torch_row(k);
     const sop_status s = sop_torch_run(k, p, args, memory);
     if (scratch) (void)sop_shim.drop(scratch); /* the stream keeps its order: reuse waits */
+    if (hear) hear(op->name, row);             /* it may call operators, which may replace k */
     return s == SOP_OK ? true : hand_on(r, s);
+}
+
+/* All that a plan depends on, in words: how many, or 0 where they are too many or cannot be read. */
+static int32_t sign(struct run *r, int64_t *word)
+{
+    const struct sop_torch_op *op = r->op;
+    const int32_t tensors = op->n_args + (r->given ? op->n_outs : 0);
+    int32_t n = 0;
+    word[n++] = (int64_t)(op - ops) << 1 | r->given;
+    for (int32_t i = 0; i < tensors; i++) {
+        int64_t ndim, *size, *stride;
+        int32_t dtype, type, index;
+        if (n == SOP_TORCH_WORDS) return 0;
+        if (i < op->n_args && !op->arg[i].is_operand) {
+            if (op->arg[i].scalar.is_float)
+                memcpy(&word[n++], &r->number[i], sizeof *word);
+            else
+                word[n++] = r->whole[i];
+            continue;
+        }
+        const sop_handle h = r->tensor[i].handle;
+        if (!h) {
+            word[n++] = -1;
+            continue;
+        }
+        if (sop_shim.ndim(h, &ndim) || sop_shim.sizes(h, &size) || sop_shim.strides(h, &stride) ||
+            sop_shim.dtype(h, &dtype) || sop_shim.device_type(h, &type) ||
+            sop_shim.device_index(h, &index) || n + 2 + 2 * ndim > SOP_TORCH_WORDS)
+            return 0;
+        word[n++] = ndim << 8 | dtype;
+        word[n++] = (int64_t)type << 32 | (uint32_t)index;
+        for (int64_t d = 0; d < ndim; d++) {
+            word[n++] = size[d];
+            word[n++] = stride[d];
+        }
+        if (r->device_type < 0) {
+            r->device_type = type;
+            r->device_index = index;
+        }
+    }
+    return n;
+}
+
+/* A call like one before. */
+static bool again(struct run *r, const struct sop_torch_memo *m)
+{
+    const struct sop_torch_op *op = r->op;
+    struct place place = m->place;
+    for (int32_t i = 0; !r->given && i < op->n_outs; i++)
+        if (sop_shim.empty(m->out[i].ndim, m->out[i].size, m->out[i].stride, m->out[i].dtype,
+                           r->device_type, r->device_index, &r->tensor[op->n_args + i].handle))
+            return fail(r, "no memory for %s", op->out[i].name);
+    for (int32_t i = 0; i < op->n_args + op->n_outs; i++) {
+        struct tensor *t = &r->tensor[i];
+        if (t->handle && sop_shim.data(t->handle, &t->data))
+            return fail(r, "%s has no memory of its own that could be read",
+                        operand_of(r, i)->name);
+    }
+    return find_place(r, m->index, &place) && launch(r, &place, m->kept, m->bytes);
+}
+
+static void remember(const struct run *r, const int64_t *word, int32_t n, struct kept *kept,
+                     int32_t index, const struct place *place, const size_t *bytes)
+{
+    const struct sop_torch_op *op = r->op;
+    const struct tensor *out = &r->tensor[op->n_args];
+    if (r->copied || !sop_torch_planned(kept)) return;
+    for (int32_t i = 0; i < op->n_outs; i++)
+        if (out[i].ndim > SOP_TORCH_MEMO_DIMS) return;
+    struct sop_torch_memo *m = sop_torch_memo_of(word, n);
+    if (!m) return;
+    sop_torch_memo_put(m, word, n, kept);
+    m->index = index;
+    m->place = r->stream ? (struct place){0} : *place;
+    memcpy(m->bytes, bytes, sizeof m->bytes);
+    for (int32_t i = 0; i < op->n_outs; i++) {
+        m->out[i].ndim = out[i].ndim;
+        m->out[i].dtype = out[i].dtype;
+        memcpy(m->out[i].size, out[i].size, (size_t)out[i].ndim * sizeof(int64_t));
+        memcpy(m->out[i].stride, out[i].stride, (size_t)out[i].ndim * sizeof(int64_t));
+    }
 }
 
 /* A second chance for strides that the operator refuses: dense copies of all inputs. */
@@ -511,29 +613,44 @@ static bool arguments(struct run *r, int32_t n, char *desc)
     return (r->given || make_outputs(r)) && describe(r, desc);
 }
 
+/* Whether there are outputs, and no element in any. */
+static bool all_empty(const struct run *r)
+{
+    for (int32_t i = 0; i < r->op->n_outs; i++)
+        if (extent_bytes(&r->op->out[i], &r->tensor[r->op->n_args + i]) != 0) return false;
+    return r->op->n_outs > 0;
+}
+
 static bool work(struct run *r)
 {
     const struct sop_torch_op *op = r->op;
     const int32_t n = op->n_args + (r->given ? op->n_outs : 0);
+    int64_t word[SOP_TORCH_WORDS];
+    const int32_t n_words = sign(r, word);
+    const struct sop_torch_memo *m = n_words ? sop_torch_memo_of(word, n_words) : NULL;
+    if (m && sop_torch_memo_has(m, word, n_words)) return again(r, m);
+
     _Alignas(8) char desc[1024];
     struct place place = {0};
     struct kept *kept = NULL;
-    void *stream = NULL;
+    size_t bytes[TENSORS] = {0};
+    r->device_type = -1;
     if (!arguments(r, n, desc) && (!r->conflict || !densify(r) || !arguments(r, n, desc)))
         return false;
-    const bool on_cuda = r->device_type != sop_shim.cpu();
-    if (on_cuda && sop_shim.stream(r->device_index, &stream))
-        return fail(r, "there is no current stream");
-    sop_status s = sop_torch_place(on_cuda ? r->device_index : cpu_of(r), stream, &place);
-    if (s != SOP_OK) return hand_on(r, s);
-    s = sop_torch_get(&place, op->op, desc, &kept);
+    if (all_empty(r)) return true;
+    measure(r, bytes);
+    const int32_t index = index_of(r, bytes);
+    if (!find_place(r, index, &place)) return false;
+    sop_status s = sop_torch_get(&place, op->op, desc, &kept);
     if (s == SOP_E_SHAPE || s == SOP_E_ARG) {
         (void)hand_on(r, s);
         if (!densify(r) || !arguments(r, n, desc)) return false;
+        measure(r, bytes);
         s = sop_torch_get(&place, op->op, desc, &kept);
     }
     if (s != SOP_OK) return hand_on(r, s);
-    const bool right = launch(r, &place, kept);
+    if (n_words) remember(r, word, n_words, kept, index, &place, bytes);
+    const bool right = launch(r, &place, kept, bytes);
     sop_torch_put(kept);
     return right;
 }
@@ -555,8 +672,14 @@ static sop_handle take(sop_value v, bool optional)
 
 static void call(const struct sop_torch_op *op, bool given, sop_value *stack)
 {
-    struct run r = {.op = op, .given = given, .device_type = -1};
+    struct run r; /* 5 KB, of which most calls need little */
     void *guard = NULL;
+    memset(&r, 0, offsetof(struct run, error));
+    r.op = op;
+    r.given = given;
+    r.device_type = -1;
+    r.error[0] = 0;
+    for (int32_t i = 0; i < op->n_args + op->n_outs; i++) r.tensor[i].handle = NULL;
     for (int32_t i = 0; i < op->n_args; i++) {
         const struct argument *a = &op->arg[i];
         if (a->is_operand)
@@ -629,6 +752,7 @@ const char *sop_torch_load(void)
         return text;
     }
     for (int32_t i = 0; i < TYPES; i++) torch_type[i] = (*types[i].torch)();
+    torch_cpu = sop_shim.cpu();
     for (int32_t i = 0; sop_torch_lines[i]; i++) {
         if (n_ops == OPS) return "the table has more lines than there are kernels";
         if (sop_torch_parse(sop_torch_lines[i], &ops[n_ops], &why)) {

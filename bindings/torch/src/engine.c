@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,6 +38,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct engine cpu, serial, cuda[CUDA_DEVICES];
 static struct kept *table[PLACES];
 static int32_t n_kept;
+static _Atomic uint64_t n_plugins;
 
 struct job {
     sop_range_fn *fn;
@@ -115,6 +115,11 @@ static uint64_t hash_of(const struct engine *e, const sop_op *op, const void *de
         h ^= h >> 29;
     }
     return h;
+}
+
+void sop_torch_hold(struct kept *k)
+{
+    atomic_fetch_add(&k->holders, 1);
 }
 
 void sop_torch_put(struct kept *k)
@@ -217,8 +222,19 @@ sop_status sop_torch_plugin(int32_t index, const char *path)
     }
     (void)pthread_mutex_lock(&lock);
     forget(); /* what is asked for again is chosen anew */
+    atomic_fetch_add(&n_plugins, 1);
     (void)pthread_mutex_unlock(&lock);
     return SOP_OK;
+}
+
+uint64_t sop_torch_plugins(void)
+{
+    return atomic_load_explicit(&n_plugins, memory_order_relaxed);
+}
+
+bool sop_torch_planned(const struct kept *k)
+{
+    return k->plan != NULL;
 }
 
 size_t sop_torch_scratch(const struct kept *k)

@@ -105,7 +105,10 @@ class Op:
             if name not in names:
                 names[name] = eval(code, {}, names)
         made = []
-        device = next(v.device for v in given.values() if isinstance(v, torch.Tensor))
+        devices = {v.device for v in given.values() if isinstance(v, torch.Tensor)}
+        if len(devices) > 1:
+            raise RuntimeError(f"{self.name}: operands on {' and '.join(sorted(map(str, devices)))}")
+        device = devices.pop()
         for o in self.outs:
             shape = list(lead) if o.star else []
             for d in o.dims[1:] if o.star else o.dims:

@@ -37,26 +37,32 @@ class GrowingLayer(DynamicLayer):
             or rooms[0].shape[0] != key.shape[0]
             or (had and (self.keys.data_ptr() != rooms[0].data_ptr() or self.values.data_ptr() != rooms[1].data_ptr()))
         ):
-            capacity = -(-max(had + n, (had * 3) // 2) // PAGE) * PAGE
-            rooms, anywhere = [], []
-            for old, like in ((self.keys, key), (self.values, value)):
-                b, g, _, d = like.shape
-                flat = torch.zeros((b * g + 1) * capacity * d, dtype=like.dtype, device=like.device)
-                room = flat[: b * g * capacity * d].view(b, g, capacity, d)
-                if had:
-                    room[:, :, :had] = old
-                rooms.append(room)
-                pages = (b - 1) * g * capacity + capacity
-                anywhere.append(flat.as_strided((pages, capacity, g, d), (d, d, capacity * d, 1)))
-            self.rooms, self.any = tuple(rooms), tuple(anywhere)
-            self.pools = tuple(room.transpose(1, 2) for room in rooms)
+            with torch.inference_mode(False), torch.no_grad():  # of inference mode it could not be written outside of it
+                self.make_room(key, value, had, -(-max(had + n, (had * 3) // 2) // PAGE) * PAGE)
         return had
+
+    def make_room(self, key, value, had, capacity):
+        rooms, anywhere = [], []
+        for old, like in ((self.keys, key), (self.values, value)):
+            b, g, _, d = like.shape
+            flat = torch.zeros((b * g + 1) * capacity * d, dtype=like.dtype, device=like.device)
+            room = flat[: b * g * capacity * d].view(b, g, capacity, d)
+            if had:
+                room[:, :, :had] = old
+            rooms.append(room)
+            pages = (b - 1) * g * capacity + capacity
+            anywhere.append(flat.as_strided((pages, capacity, g, d), (d, d, capacity * d, 1)))
+        self.rooms, self.any = tuple(rooms), tuple(anywhere)
+        self.pools = tuple(room.transpose(1, 2) for room in rooms)
 
     def hold(self, n):
         """The first n of the room are there."""
         self.keys, self.values = (room[:, :, :n] for room in self.rooms)
 
     def update(self, key_states, value_states, *args, **kwargs):
+        grad = torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad)
+        if grad or torch.compiler.is_compiling():  # a graph cannot ask where a tensor lies
+            return super().update(key_states, value_states, *args, **kwargs)
         n = key_states.shape[-2]
         had = self.room_for(key_states, value_states, n)
         self.rooms[0][:, :, had : had + n] = key_states
@@ -68,7 +74,7 @@ class GrowingLayer(DynamicLayer):
 def grow(cache):
     """Take such layers where an empty cache of Transformers has its plain ones."""
     layers = getattr(cache, "layers", None)
-    if layers is None:
+    if layers is None or torch.compiler.is_compiling():
         return
     for i, layer in enumerate(layers):
         if type(layer) is DynamicLayer and not layer.is_initialized:

@@ -5,17 +5,20 @@ from torch import nn
 
 from . import hf as _attention
 from . import functional as SF
+from .bound import Watch
 from .patching import _Group, _Linears
 
 ops = torch.ops.superop
 
 
 class Past:
-    """Keys and values [b, g, max_seq_len, d] of a block, of which the first `length` are there."""
+    """Keys and values [b, g, max_seq_len, d] of a block, of which the first `length` are there; graph: these
+    once more, as gradients go back through them."""
 
     def __init__(self, b, g, most, d, like):
-        self.keys, self.values = (torch.zeros(b, g, most, d, dtype=like.dtype, device=like.device) for _ in range(2))
-        self.length = 0
+        with torch.inference_mode(False):  # what is made within could not be written outside of it
+            self.keys, self.values = (torch.zeros(b, g, most, d, dtype=like.dtype, device=like.device) for _ in range(2))
+        self.length, self.graph = 0, None
 
     def get_seq_length(self):
         return self.length
@@ -27,7 +30,7 @@ class Past:
             raise ValueError(f"superop: {self.length} keys and {n} more, max_seq_len is {most}")
         self.keys[:, :, self.length : self.length + n] = k
         self.values[:, :, self.length : self.length + n] = v
-        self.length += n
+        self.length, self.graph = self.length + n, None
 
 
 class SuperAttentionEngine(nn.Module):
@@ -69,10 +72,10 @@ class SuperAttentionEngine(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.dim, hidden_size, **{**kw, "bias": False})
         freqs = 1.0 / rope_base ** (torch.arange(0, self.dim, 2, dtype=torch.float32, device=device) / self.dim)
         self.register_buffer("freqs", freqs, persistent=False)
-        self._linears = None
+        self._linears, self._watch = None, Watch(self)
 
-    def _project(self, x, grad):
-        if grad:
+    def _project(self, x, called):
+        if called:
             return torch.cat([p(x) for p in (self.q_proj, self.k_proj, self.v_proj)], -1)
         if self._linears is None:
             group = _Group()
@@ -91,7 +94,9 @@ class SuperAttentionEngine(nn.Module):
         had = past.length if past is not None else 0
         if position_ids is None:
             position_ids = torch.arange(had, had + n, device=x.device).unsqueeze(0)
-        qkv = self._project(x, grad)
+        # with gradients, or where somebody changed them since, the projections are called
+        called = grad or torch.is_autocast_enabled(x.device.type) or self._watch.changed() is not None
+        qkv = self._project(x, called)
         both = qkv[..., : (h + g) * d].view(b, n, h + g, d)
         both = SF.rope(both, position_ids.expand(b, n).to(torch.int32).contiguous(), self.freqs.float())
         q, k = both[:, :, :h].transpose(1, 2), both[:, :, h:].transpose(1, 2)
@@ -99,11 +104,13 @@ class SuperAttentionEngine(nn.Module):
         if use_cache or past is not None:
             if past is None:
                 past = Past(b, g, self.max_seq_len, d, k)
+            keys, values = past.keys, past.values
             if grad:
-                keys, values = (torch.cat([old[:, :, :had], new], 2) for old, new in ((past.keys, k), (past.values, v)))
+                there = past.graph or (keys[:, :, :had], values[:, :, :had])
+                keys, values = (torch.cat([old, new], 2) for old, new in zip(there, (k, v)))
             past.append(k.detach(), v.detach())
-            if not grad:
-                keys, values = past.keys, past.values
+            if grad:
+                past.graph = keys, values
         else:
             keys, values = k, v
         m, scale = had + n, d**-0.5
@@ -123,4 +130,4 @@ class SuperAttentionEngine(nn.Module):
             index = _attention.index_of(b, n, m, x.device)
             o, weights = _attention.core(q, keys, values, mask, scale, True, self.window, index=index), None
         o = o.reshape(b, n, h * d)
-        return self.o_proj(o) if grad else self._linears[2](o), weights, past if use_cache else None
+        return self.o_proj(o) if called else self._linears[2](o), weights, past if use_cache else None

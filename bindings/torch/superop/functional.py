@@ -245,7 +245,7 @@ class _Attention(Function):
         )
         ctx.save_for_backward(rows, k, v, o, lse, starts)
         ctx.args = m, n, causal, window, scale, cap, exact
-        return o.view(b, n, h, -1).transpose(1, 2)
+        return o.view(b, n, h, o.shape[-1]).transpose(1, 2)
 
     @staticmethod
     @once_differentiable

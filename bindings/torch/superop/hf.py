@@ -29,9 +29,10 @@ def fallbacks():
     return dict(_counts)
 
 
-def _fallback(why):
+@torch.compiler.assume_constant_result  # said and counted once for a graph, when it is made
+def _fallback(why, numbers=""):
     if not _counts[why]:
-        warnings.warn(f"superop: {why}; such calls run on PyTorch's own attention", stacklevel=4)
+        warnings.warn(f"superop: {why}{numbers and f' ({numbers})'}; such calls go the model's old way", stacklevel=4)
     _counts[why] += 1
 
 
@@ -43,14 +44,19 @@ class _Small:
         self.kept = collections.OrderedDict()
 
     def __call__(self, make, device, *key):
-        if torch.compiler.is_compiling() or (
-            device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        ):
+        stream = 0
+        if torch.compiler.is_compiling():
             return make(device, *key)
-        key = (make, device, *key)
-        value = self.kept.get(key)
+        if device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return make(device, *key)
+            # each stream its own: another would not wait for them to be made, nor with freeing them
+            stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device() if device.index is None else device.index)
+        name = (make, device, stream, *key)
+        value = self.kept.get(name)
         if value is None:
-            value = self.kept[key] = make(device, *key[2:])
+            with torch.inference_mode(False):  # others may want them outside of it
+                value = self.kept[name] = make(device, *key)
             if len(self.kept) > 64:
                 self.kept.popitem(last=False)
         return value
@@ -132,7 +138,7 @@ def superop_mask(
         position = kwargs.pop("cache_position")
         q_length, q_offset = position.shape[0], position[0]
     plain = mask_function is causal_mask_function and local_size is None
-    if local_size is not None and _is_window(mask_function):
+    if local_size is not None and not torch.compiler.is_compiling() and _is_window(mask_function):
         plain = getattr(kwargs.get("config"), "model_type", None) in _WINDOWED
     if plain and (allow_is_causal_skip or q_length == 1) and (attention_mask is None or not is_tracing(attention_mask)):
         present = q_offset + q_length - kv_offset
@@ -166,7 +172,7 @@ _PLAIN = {
     "position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "is_causal", "cache_position",
     "num_items_in_batch", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "position_embeddings", "cache",
     "read_index", "write_index", "block_table", "logits_to_keep", "labels", "dropout", "attention_mask",
-    "is_first_iteration", "s_aux", "softcap",
+    "is_first_iteration", "s_aux", "softcap", "output_router_logits",
 }  # fmt: skip
 
 

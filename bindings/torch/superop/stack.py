@@ -18,12 +18,13 @@ import weakref
 
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from . import _lib
 from . import hf as _attention
-from .bound import Bound
+from .bound import Bound, Watch
 from .cache import GrowingLayer
 
 ops = torch.ops.superop
@@ -144,13 +145,24 @@ class StackLayer(DynamicLayer):
     batch_select_indices, lazy_initialization = map(_does, ("batch_select_indices", "lazy_initialization"))
 
 
-def hooked(module):
-    """Whether somebody listens to a module: Transformers' own hooks sleep until outputs are asked for, and
-    such calls do not come here."""
-    if not module._forward_hooks and not module._forward_pre_hooks:
-        return False
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return any(getattr(hook, "__module__", "") != "transformers.utils.output_capturing" for hook in hooks)
+def _not_said(config, decoder):
+    """What of the layers is not as the config says, which is all that the library is told; or None."""
+    table, kind = decoder.embed_tokens, type(decoder.embed_tokens).__name__
+    if kind not in ("Embedding", "Gemma3TextScaledWordEmbedding") or table.max_norm is not None or "forward" in table.__dict__:
+        return f"embed_tokens is a {kind} of its own"
+    scale = (getattr(config, "query_pre_attn_scalar", None) or decoder.layers[0].self_attn.head_dim) ** -0.5
+    act = type(ACT2FN[getattr(config, "hidden_activation", None) or config.hidden_act])
+    for name, m in decoder.named_modules():
+        if abs(getattr(m, "scaling", scale) - scale) > 1e-6 * scale:
+            return f"{name} scales by {m.scaling:g}, not {scale:g}"
+        eps = getattr(m, "variance_epsilon", getattr(m, "eps", config.rms_norm_eps))
+        if eps != config.rms_norm_eps:
+            return f"{name} adds {eps:g}, not {config.rms_norm_eps:g}"
+        if name.endswith(".act_fn") and type(m) is not act:
+            return f"{name} is a {type(m).__name__}, not a {act.__name__}"
+        if not getattr(m, "is_causal", True):
+            return f"{name} is not causal"
+    return None if isinstance(decoder.norm.__dict__.get("forward"), Bound) else f"norm is a {type(decoder.norm).__name__}"
 
 
 def refusal(model, decoder):
@@ -162,6 +174,11 @@ def refusal(model, decoder):
         return "no plain head"
     if any(hasattr(m, "_hf_hook") for m in (model, decoder, decoder.embed_tokens, head)):
         return "a hook of accelerate's"
+    why = _not_said(config, decoder)
+    if why is not None:
+        return why
+    if "forward" in model.__dict__ or "forward" in decoder.__dict__:
+        return "a forward of its own"
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
         return "layers with a window"
     if type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None:
@@ -196,7 +213,8 @@ class Stack:
         head, table = model.lm_head.weight, decoder.embed_tokens.weight
         some = (model.lm_head, decoder.embed_tokens, decoder.layers[0].self_attn.o_proj, decoder.layers[-1].mlp.down_proj)
         self.watched = [(m._parameters, m.weight.data_ptr()) for m in some]  # where parameters were
-        self.dtype, self.device, self.vocab = head.dtype, head.device, head.shape[0]
+        self.watch = Watch(model)
+        self.dtype, self.device, self.vocab, self.rows = head.dtype, head.device, head.shape[0], table.shape[0]
         self.index = -1
         self.stream = None
         if self.device.type == "cuda":
@@ -237,6 +255,11 @@ class Stack:
         if self.index >= 0:
             with self.here(), torch.no_grad():
                 self.warm(min(context, self.most))
+        self.packed = self.versions() if self.index < 0 else None
+
+    def versions(self):
+        """How often the large parameters were written: on a CPU the library has packed them."""
+        return sum(p._version for _, p in self.named if p.dim() == 2 and not p.is_inference())
 
     def warm(self, most):
         """What steps of few tokens run is recorded by now; the kernels of long prompts are loaded at their
@@ -256,6 +279,9 @@ class Stack:
 
     def __deepcopy__(self, memo):
         return None  # it is of parameters, which the copy has elsewhere
+
+    def __reduce__(self):
+        return type(None), ()
 
     def here(self):
         """The library makes its device the thread's; PyTorch wants its own back, where there are several."""
@@ -341,7 +367,7 @@ class Stack:
         for seq, length in zip(seqs, lengths):
             why = _extend(self.handle, seq, length)
             if why:
-                _attention._fallback(f"a cache that does not fit in the stack ({why.decode()})")
+                _attention._fallback("a cache that does not fit in the stack", why.decode())
                 for seq in seqs:
                     self.end(seq)
                 return None
@@ -363,7 +389,7 @@ class Stack:
         """Whether a call is anything for the stack at all."""
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.decoder.parameters()):
             return False
-        if ids is None or ids.dim() != 2 or ids.device != self.device or ids.shape[1] == 0:
+        if ids is None or ids.dim() != 2 or ids.device != self.device or ids.numel() == 0:
             return False
         for key, value in kwargs.items():
             if value is not None and value is not False and key not in _KNOWN:
@@ -377,6 +403,8 @@ class Stack:
             return False
         if cache is not None and type(cache) is not DynamicCache:
             return False
+        if self.index < 0 and not 0 <= int(ids.min()) <= int(ids.max()) < self.rows:
+            return False  # the table says so as it always does
         if self.index >= 0 and (
             torch._C._cuda_getCurrentRawStream(self.index) != self.stream or torch.cuda.is_current_stream_capturing()
         ):
@@ -384,12 +412,12 @@ class Stack:
         if torch.is_autocast_enabled(self.device.type):
             return False
         for p, at in self.watched:
-            if p["weight"].data_ptr() != at:
+            if "weight" not in p or p["weight"].data_ptr() != at:
                 return False
-        for layer in self.layers:
-            if hooked(layer):
-                return False
-        return True
+        if self.packed is not None and self.packed != self.versions():
+            _attention._fallback("parameters that were written after the stack packed them; patch() again")
+            return False
+        return self.watch.changed() is None
 
     def run(self, ids, mask, positions, cache, use_cache, keep, kwargs):
         """(logits, cache) of a call of the model, or None: then nothing has happened."""
@@ -480,7 +508,7 @@ class Stack:
         at = None if pos is None else pos.data_ptr()
         why = _put(self.handle, b, held.seqs, held.ones, held.ones, ids.data_ptr(), at, logits.data_ptr())
         if why:
-            _attention._fallback(f"a step that the stack refuses ({why.decode()})")
+            _attention._fallback("a step that the stack refuses", why.decode())
             return None
         return logits.to(self.dtype)
 
@@ -512,7 +540,7 @@ class Stack:
                 items.append((seq, n, want if every or not left else 0))
                 why = flush() if not room or (not left and i == len(seqs) - 1) else None
                 if why:
-                    _attention._fallback(f"a prompt that the stack refuses ({why.decode()})")
+                    _attention._fallback("a prompt that the stack refuses", why.decode())
                     return None
         return logits.to(self.dtype)
 

@@ -1,8 +1,9 @@
 """Host time of one call, beside PyTorch's own: python host_time.py [BLOCKS]
 
 Medians over blocks of calls, in turns; a call on a card is what the host does until it may go on, so the
-queue is emptied between the blocks. `launch` is a kernel that does nothing, the least a call can take;
-`torch.ops.aten.add` is an operator of PyTorch's own on the same way through Python."""
+queue is emptied between the blocks. `launch` is a kernel that does nothing, the least a call can take; without
+rows there is none. `torch.ops.aten.alias` is the way through Python and back, `torch.ops.aten.add` an operator
+of PyTorch's own on it, `torch.empty_like` a result."""
 
 import statistics
 import sys
@@ -39,7 +40,9 @@ def main():
         table, start, lens = i32([0]), i32(0, 1), i32(64)
         calls = {
             "superop.rms_norm": lambda op=ops.rms_norm.default: op(x, w),
+            "the same, no rows": lambda op=ops.rms_norm.default, x=x[:0]: op(x, w),
             "superop.rms_norm.out": lambda op=ops.rms_norm.out, y=torch.empty_like(x): op(x, w, y=y),
+            "the same .out, no rows": lambda op=ops.rms_norm.out, x=x[:0]: op(x, w, y=x),
             "F.rms_norm": lambda: F.rms_norm(x, (64,), plain, 1e-6),
             "superop.linear": lambda op=ops.linear.default: op(x, up),
             "F.linear": lambda: F.linear(x, up),
@@ -48,6 +51,8 @@ def main():
             "superop.attention": lambda op=ops.attention.default: op(q, kv, kv, table, start, lens),
             "x + x": lambda: x + x,
             "torch.ops.aten.add": lambda op=torch.ops.aten.add.Tensor: op(x, x),
+            "torch.ops.aten.alias": lambda op=torch.ops.aten.alias.default: op(x),
+            "torch.empty_like": lambda: torch.empty_like(x),
         }
         if device == "cuda":
             calls["launch"] = lambda: torch.cuda._sleep(0)
@@ -60,7 +65,7 @@ def main():
                     times[name].append(block(f, device))
         for name, t in times.items():
             low, high = statistics.quantiles(t, n=20)[0], statistics.quantiles(t, n=20)[-1]
-            print(f"{device:4} {name:22} {statistics.median(t):6.2f} us   {low:.2f} to {high:.2f}")
+            print(f"{device:4} {name:24} {statistics.median(t):6.2f} us   {low:.2f} to {high:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,24 @@
-"""A patched model beside PyTorch's own: python model_time.py [SHAPE] [PASSES] [eager,sdpa,superop,layers] [WHAT,...]
+"""A patched model beside PyTorch's own: python model_time.py [SHAPE] [PASSES] [WHO,...] [WHAT,...]
 
-SHAPE is qwen2-0.5b, qwen2-7b or tiny, its weights are random. Medians, each pass ended by a synchronisation;
-in brackets how long the host was busy with it. WHAT is one of
+SHAPE is qwen2-0.5b, qwen2-7b or tiny, or qwen2-7b:8 with so many layers; its weights are random and all of WHO
+share them:
+
+    eager, sdpa  Transformers with this attention
+    compile      torch.compile(mode="reduce-overhead") over a static cache; a step alone, minutes of compiling
+    superop      superop.patch(model)
+    layers       superop.patch(model, stack=False)
+
+Medians of passes in turns, each ended by a synchronisation; in brackets how long the host was busy with it.
+WHAT is one of
 
     step      a direct call of the model for one token after 512
-    graph     the same, recorded in a CUDA graph over a static cache; not for superop
+    graph     the same of sdpa in a CUDA graph over a static cache, of superop as it records it itself
     generate  a token of generate(), of 32 (the first one and the prompt left out)
     prefill   a batch of mixed lengths, padded on the left, its last logits
-    peak      memory in use beside the parameters, at most, of all that was measured before
-    shapes    200 batches of random shapes: the worst first call, in medians of the calls after it
+    peak      memory in use beside the parameters, at most, with a prefill and a step
+    shapes    200 batches of random shapes: the worst first call, in medians of the calls after it"""
 
-`layers` is superop.patch(model, stack=False)."""
-
+import copy
 import functools
 import random
 import statistics
@@ -55,6 +62,10 @@ def wait():
         torch.cuda.synchronize()
 
 
+def in_use():
+    return torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
+
+
 def once(f):
     """Seconds until the host is free, and until all is done."""
     start = time.perf_counter()
@@ -64,63 +75,77 @@ def once(f):
     return host, time.perf_counter() - start
 
 
-def median(f, passes):
-    both = [once(f) for _ in range(passes + 2)][2:]
-    host, all = (statistics.median(x) * 1e6 for x in zip(*both))
-    return f"{all:.0f} us ({host:.0f})"
+class Contestant:
+    """One way to run the model. Each measure returns a pass, which returns seconds: the host's, all."""
 
-
-class Measure:
-    def __init__(self, model, passes):
-        self.model, self.passes = model, passes
-        self.n = 512 if DEVICE == "cuda" else 32
+    def __init__(self, name, model):
+        before, start = in_use(), time.perf_counter()
+        self.model = self.call = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+        self.static = name == "compile"
+        if name in ("superop", "layers"):
+            print(superop.patch(self.model, stack=name == "superop"), f"in {time.perf_counter() - start:.2f} s", flush=True)
+        else:
+            self.model.set_attn_implementation(name if name != "compile" else "sdpa")
+        if self.static:
+            self.call = torch.compile(self.model, mode="reduce-overhead")
+        self.stack = getattr(getattr(self.model, "_superop", None), "stack", None)
+        self.standing = in_use() - before + (self.stack.bytes() if self.stack else 0)
+        n = 512 if DEVICE == "cuda" else 32
         with torch.device(DEVICE):  # no longer than this: it costs every call of PyTorch's a detour
-            self.prompt = torch.randint(3, 500, (1, self.n))
-            self.token = torch.randint(3, 500, (1, 1))
+            self.prompt, self.token = torch.randint(3, 500, (1, n)), torch.randint(3, 500, (1, 1))
             lengths = torch.tensor(LENGTHS if DEVICE == "cuda" else [n // 16 + 1 for n in LENGTHS])
             most = int(lengths.max())
             self.batch = torch.randint(3, 500, (len(LENGTHS), most))
             self.mask = (torch.arange(most) >= most - lengths[:, None]).long()
         self.place = (self.mask.cumsum(-1) - 1).clamp(min=0)
-        self.parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-        if DEVICE == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+
+    def one(self, static):
+        config = self.model.config
+        cache = t.StaticCache(config=config, max_cache_len=1024) if static else t.DynamicCache(config=config)
+        self.model(self.prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return functools.partial(self.call, self.token, past_key_values=cache, use_cache=True)
 
     def step(self):
-        cache = t.DynamicCache(config=self.model.config)
-        self.model(self.prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return median(lambda: self.model(self.token, past_key_values=cache, use_cache=True), self.passes)
+        call, start = self.one(self.static), time.perf_counter()
+        for _ in range(4):
+            call()
+        wait()
+        if self.static:
+            print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
+        return functools.partial(once, call)
 
     def graph(self):
-        still = t.StaticCache(config=self.model.config, max_cache_len=1024)
-        self.model(self.prompt, past_key_values=still, use_cache=True)
-        at = torch.full((1, 1), self.n, device=DEVICE)
-        step = functools.partial(self.model, self.token, past_key_values=still, position_ids=at, use_cache=True)
-        step(), step()
+        call = self.one(not self.stack)
+        call(), call()
+        if self.stack:
+            held = call.keywords["past_key_values"].layers[0].held
+            return functools.partial(once, lambda: self.stack.step(held, self.token, None))
         g = torch.cuda.CUDAGraph()
         with torch.cuda.graph(g):
-            step()
-        return median(g.replay, self.passes)
+            call()
+        return functools.partial(once, g.replay)
 
     def generate(self):
+        n = 33 if DEVICE == "cuda" else 9
+
         def run(n):
             return once(lambda: self.model.generate(self.prompt, max_new_tokens=n, do_sample=False, pad_token_id=0))[1]
 
         run(2)
-        n = 33 if self.passes > 8 else 9
-        times = [run(n) - run(1) for _ in range(3)]
-        return f"{statistics.median(times) / (n - 1) * 1e6:.0f} us"
+        return lambda: ((run(n) - run(1)) / (n - 1),) * 2
 
     def prefill(self):
         call = functools.partial(
             self.model, self.batch, attention_mask=self.mask, position_ids=self.place, use_cache=False, logits_to_keep=1
         )
-        return median(call, max(self.passes // 4, 2))
+        call()
+        return functools.partial(once, call)
 
     def peak(self):
-        stack = getattr(getattr(self.model, "_superop", None), "stack", None)
-        bytes = torch.cuda.max_memory_allocated() - self.parameters + (stack.bytes() if stack else 0)
-        return f"{bytes / 1e6:.0f} MB"
+        torch.cuda.reset_peak_memory_stats()
+        before = in_use()
+        self.prefill(), self.step()
+        return f"{(torch.cuda.max_memory_allocated() - before + self.standing) / 1e6:.0f} MB"
 
     def shapes(self):
         draw, worst, slowest = random.Random(0), 0, None
@@ -147,26 +172,36 @@ class Measure:
 
 def main():
     standard = ("qwen2-0.5b", "20", "sdpa,superop", "step,generate,prefill,peak")
-    name, passes, which, what = (*sys.argv[1:5], *standard[len(sys.argv) - 1 :])
-    passes = int(passes)
+    name, passes, who, whats = (*sys.argv[1:5], *standard[len(sys.argv) - 1 :])
+    shape, _, layers = name.partition(":")
+    shape = dict(SHAPES[shape], **{"num_hidden_layers": int(layers)} if layers else {})
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16 if DEVICE == "cuda" else torch.float32)
     with torch.device(DEVICE):
-        model = t.Qwen2ForCausalLM(t.Qwen2Config(**SHAPES[name])).eval()
+        model = t.Qwen2ForCausalLM(t.Qwen2Config(**shape)).eval()
     torch.set_default_dtype(torch.float32)
     model.generation_config.eos_token_id = None
-    for one in which.split(","):
-        if one in ("superop", "layers"):
-            start = time.perf_counter()
-            print(superop.patch(model, stack=one == "superop"), f"in {time.perf_counter() - start:.2f} s", flush=True)
-        else:
-            superop.unpatch(model)
-            model.set_attn_implementation(one)
+    all = {one: Contestant(one, model) for one in who.split(",")}
+    for what in whats.split(","):
+        said = []
         with torch.no_grad():
-            measure = Measure(model, passes if one != "eager" else min(passes, 8))
-            print(f"{name} {one:8}", *(f"{w} {getattr(measure, w)()}" for w in what.split(",")), sep="  ", flush=True)
-    if getattr(model, "_superop", None):
-        print(superop.explain(model, 1, 1))
+            without = {"step": (), "graph": ("eager", "compile")}.get(what, ("compile",))
+            here = {one: getattr(c, what) for one, c in all.items() if one not in without}
+            if what in ("peak", "shapes"):
+                said = [f"{one} {f()}" for one, f in here.items()]
+            else:
+                here = {one: f() for one, f in here.items()}
+                times = {one: [] for one in here}
+                for _ in range(int(passes) if what in ("step", "graph") else max(int(passes) // 8, 3)):
+                    for one, f in here.items():
+                        times[one].append(f())
+                for one, both in times.items():
+                    host, total = (statistics.median(x) * 1e6 for x in zip(*both))
+                    said.append(f"{one} {total:.0f} us ({host:.0f})")
+        print(f"{name} {what}:", ", ".join(said), flush=True)
+    for c in all.values():
+        if getattr(c.model, "_superop", None):
+            print(superop.explain(c.model, 1, 1))
     print(superop.fallbacks())
 
 

@@ -43,9 +43,11 @@ def gemma3(**kw):
 MAKERS = [qwen2, qwen3, llama, mistral, gemma3]
 
 
-def make(maker, device="cpu", dtype=torch.float32, seed=0, **kw):
+def make(maker, device="cpu", dtype=torch.float32, seed=0, room=None, **kw):
     torch.manual_seed(seed)
     model = maker(**kw)
+    if room:
+        model.config.max_position_embeddings = room  # rope makes its angles as they come
     for p in model.parameters():  # biases and norms too: at their start they hide what is forgotten
         torch.nn.init.normal_(p, std=0.2 if p.dim() == 1 else 0.08)
     for name, p in model.named_parameters():

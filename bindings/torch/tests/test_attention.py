@@ -189,6 +189,41 @@ def test_weights_of_attention_come_through_the_fallback():
             near(a, b)
 
 
+def test_small_tensors_belong_to_their_stream():
+    if "cuda" not in DEVICES:
+        raise Skip("there is no card")
+    from superop.hf import index_of
+
+    device = torch.device("cuda", 0)
+    here = index_of(3, 1, 7, device)
+    assert all(a is b for a, b in zip(here, index_of(3, 1, 7, device)))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert not any(a is b for a, b in zip(here, index_of(3, 1, 7, device)))
+
+
+def test_other_models_through_the_same_interface():
+    """Experts, sinks, caps, layers without a direction: none of it falls back."""
+    import transformers as t
+
+    from models import SMALL
+
+    small = {**SMALL, "num_hidden_layers": 2}
+    before = superop.fallbacks()
+    for config, cls in (
+        (t.GptOssConfig(**small, head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2), t.GptOssForCausalLM),
+        (t.MixtralConfig(**small, num_local_experts=4), t.MixtralForCausalLM),
+        (t.Gemma2Config(**small, head_dim=16, sliding_window=8, attn_logit_softcapping=5.0), t.Gemma2ForCausalLM),
+        (t.BertConfig(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4), t.BertForMaskedLM),
+    ):
+        torch.manual_seed(0)
+        for device in DEVICES:
+            model, x = cls(config).to(device).eval(), ids(3, 20, device)
+            mask = torch.ones_like(x)
+            mask[1, 15:] = 0
+            near(*both(model, input_ids=x, attention_mask=mask), where=mask.bool())
+    none_fell_back(before)
+
+
 def test_no_mask_is_built_where_none_is_needed():
     from superop.hf import superop_mask
     from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function

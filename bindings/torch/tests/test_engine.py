@@ -1,5 +1,6 @@
 """SuperAttentionEngine against the same block of plain PyTorch in float64."""
 
+import copy
 import itertools
 
 import torch
@@ -76,6 +77,48 @@ def test_a_cache_continues_the_sequence():
             raise AssertionError("41 more were taken")
         except ValueError as err:
             assert "40 keys and 41 more, max_seq_len is 80" in str(err)
+
+
+def test_a_cache_of_inference_mode_goes_on_outside_of_it():
+    for device in DEVICES:
+        e = make(device)
+        x = torch.randn(2, 9, 64, device=device)
+        with torch.inference_mode():
+            _, _, past = e(x[:, :5], use_cache=True)
+        with torch.no_grad():
+            y, _, _ = e(x[:, 5:], past_key_value=past, use_cache=True)
+        near(y, plain(e, x)[0][:, 5:])
+
+
+def test_gradients_go_back_through_a_cache():
+    for device in DEVICES:
+        e = make(device)
+        x, grads = torch.randn(2, 9, 64, device=device), []
+        for borders in ((0, 9), (0, 5, 6, 9)):
+            past, parts = None, []
+            for a, z in zip(borders, borders[1:]):
+                y, _, past = e(x[:, a:z], past_key_value=past, use_cache=True)
+                parts.append(y)
+            grads.append(torch.autograd.grad(torch.cat(parts, 1).square().sum(), list(e.parameters())))
+        for a, b in zip(*grads):
+            near(a, b)
+
+
+def test_projections_that_were_replaced_or_are_listened_to():
+    for device in DEVICES:
+        e, x = make(device), torch.randn(2, 9, 64, device=device)
+        with torch.no_grad():
+            near(e(x)[0], plain(e, x)[0])
+            hook = e.o_proj.register_forward_hook(lambda *a: a[2] * 2)
+            near(e(x)[0], 2 * plain(e, x)[0])
+            hook.remove()
+            near(e(x)[0], plain(e, x)[0])
+            other = torch.nn.Linear(64, 64, bias=False, device=device)
+            e.q_proj = torch.nn.Sequential(other)
+            got = e(x)[0]
+            e.q_proj = other
+            near(got, plain(e, x)[0])
+            near(copy.deepcopy(e)(x)[0], plain(e, x)[0])
 
 
 def test_masks_and_weights():

@@ -124,6 +124,30 @@ def test_gradients_of_lower_types_against_float64():
                 assert ((a.grad.double() - b.grad).abs() <= bound).all(), (name, device, dtype, i)
 
 
+def test_no_rows_have_gradients_too():
+    """Batches without a row: gradients of what came in are empty, those of parameters 0."""
+    needs_backward()
+    x, w, b = (torch.randn(*s) for s in ((3, 10), (10,), (10,)))
+    q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    for device, (f, *args) in itertools.product(
+        DEVICES,
+        (
+            (superop.rms_norm, x[:0], w),
+            (lambda x, w: superop.add_rms_norm(x, x, w)[0], x[:0], w),
+            (superop.layer_norm, x[:0], w, b),
+            (superop.bias_act, x[:0], b),
+            (superop.gated, x[:0]),
+            (superop.softmax, x[:0]),
+            (superop.linear, x[:0], torch.randn(4, 10), torch.randn(4)),
+            (superop.attention, q[:0], k[:0], v[:0]),
+            (superop.attention, q[:, :, :0], k, v),
+        ),
+    ):
+        args = [a.detach().to(device).requires_grad_() for a in args]
+        f(*args).sum().backward()
+        assert all(a.grad.shape == a.shape and not a.grad.any() for a in args)
+
+
 def test_strided_and_expanded_gradients_arrive():
     needs_backward()
     for device in DEVICES:
@@ -136,36 +160,47 @@ def test_strided_and_expanded_gradients_arrive():
             assert (a.grad.double() - b.grad).abs().max() < 1e-5
 
 
+def train(own, seed, device, dtype, steps=200):
+    """Losses of a small transformer computed in dtype, its parameters float32."""
+    g = torch.Generator().manual_seed(0)
+    text = torch.randint(0, 32, (16, 24), generator=g).to(device)
+    torch.manual_seed(seed)
+    d, f, v = 32, 48, 32
+    shapes = dict(emb=(v, d), n1=(d,), qkv=(3 * d, d), qkv_b=(3 * d,), o=(d, d), n2=(d,), up=(2 * f, d), down=(d, f), n3=(d,))
+    ps = {k: torch.ones(*s) if k[0] == "n" else torch.randn(*s) * 0.15 for k, s in shapes.items()}
+    ps = {k: p.to(device).requires_grad_() for k, p in ps.items()}
+    adam = torch.optim.Adam(ps.values(), lr=3e-3)
+    norm = superop.rms_norm if own else lambda x, w: F.rms_norm(x, x.shape[-1:], w.to(dtype), 1e-6)
+    lin = superop.linear if own else F.linear
+    seen = torch.ones(23, 23, dtype=torch.bool, device=device).tril()
+    losses = []
+    for _ in range(steps):
+        now = {k: p if k[0] == "n" else p.to(dtype) for k, p in ps.items()}
+        x = F.embedding(text[:, :-1], now["emb"])
+        q, k, val = lin(norm(x, now["n1"]), now["qkv"], now["qkv_b"]).view(16, 23, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        if own:
+            o = superop.attention(q, k, val, 8**-0.5, True)
+        else:
+            z = (q @ k.transpose(-1, -2)).masked_fill(~seen, -1e9)
+            o = (superop.softmax(z, 8**-0.5) if own else F.softmax(z * 8**-0.5, -1)) @ val
+        x = x + lin(o.transpose(1, 2).reshape(16, 23, d), now["o"])
+        h = lin(norm(x, now["n2"]), now["up"])
+        h = superop.gated(h) if own else F.silu(h[..., :f]) * h[..., f:]
+        x = norm(x + lin(h, now["down"]), now["n3"])
+        loss = F.cross_entropy((x @ now["emb"].T).float().flatten(0, 1), text[:, 1:].flatten())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).cpu()
+
+
 def test_a_small_transformer_learns_as_with_pytorch():
     needs_backward()
-
-    def train(own, seed, steps=200):
-        g = torch.Generator().manual_seed(0)
-        text = torch.randint(0, 32, (16, 24), generator=g)
-        torch.manual_seed(seed)
-        d, f, v = 32, 48, 32
-        shapes = dict(emb=(v, d), n1=(d,), qkv=(3 * d, d), qkv_b=(3 * d,), o=(d, d), n2=(d,), up=(2 * f, d), down=(d, f), n3=(d,))
-        ps = {k: (torch.ones(*s) if k[0] == "n" else torch.randn(*s) * 0.15).requires_grad_() for k, s in shapes.items()}
-        adam = torch.optim.Adam(ps.values(), lr=3e-3)
-        norm = superop.rms_norm if own else lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-6)
-        lin = superop.linear if own else F.linear
-        losses = []
-        for _ in range(steps):
-            x = F.embedding(text[:, :-1], ps["emb"])
-            q, k, val = lin(norm(x, ps["n1"]), ps["qkv"], ps["qkv_b"]).view(16, 23, 3, 4, 8).permute(2, 0, 3, 1, 4)
-            z = (q @ k.transpose(-1, -2)).masked_fill(torch.ones(23, 23).triu(1).bool(), -1e9)
-            p = superop.softmax(z, 8**-0.5) if own else F.softmax(z * 8**-0.5, -1)
-            x = x + lin((p @ val).transpose(1, 2).reshape(16, 23, d), ps["o"])
-            h = lin(norm(x, ps["n2"]), ps["up"])
-            h = superop.gated(h) if own else F.silu(h[..., :f]) * h[..., f:]
-            x = norm(x + lin(h, ps["down"]), ps["n3"])
-            loss = F.cross_entropy((x @ ps["emb"].T).flatten(0, 1), text[:, 1:].flatten())
-            adam.zero_grad()
-            loss.backward()
-            adam.step()
-            losses.append(loss.item())
-        return torch.tensor(losses)
-
-    plain, other, ours = train(False, 1), train(False, 2), train(True, 1)
-    noise = (plain - other).abs().max()
-    assert ours[-1] < ours[0] / 2 and (ours - plain).abs().max() < noise, (ours[-1], plain[-1], noise)
+    for device, dtype in [("cpu", torch.float32), ("cuda", torch.float32), ("cuda", torch.bfloat16)]:
+        if device not in DEVICES:
+            continue
+        plain, other, ours = (train(own, seed, device, dtype) for own, seed in ((False, 1), (False, 2), (True, 1)))
+        noise, apart = (plain - other).abs().max(), (ours - plain).abs().max()
+        print(f"{device} {str(dtype)[6:]}: {ours[0]:.4f} to {ours[-1]:.4f}, {apart:.2g} from PyTorch's; two seeds {noise:.2g}")
+        assert ours[-1] < ours[0] / 2 and apart < noise, (device, dtype, ours[-1], plain[-1], noise)

@@ -457,6 +457,7 @@ def test_errors_are_one_sentence():
         refused("rmsnorm", lambda: ops.add_rms_norm(x.double(), x, w))  # all float64, or none
         refused("r_out has other strides", lambda: ops.add_rms_norm.out(x, x, w, y=torch.empty_like(x), r_out=strided(x)))
         refused("y is written in place", lambda: ops.rms_norm.out(x, w, y=torch.empty(64, 3, device=device).T))
+        refused("rms_norm: operands on", lambda: ops.rms_norm(x, w.to("meta")))
         refused("linear_packed: w has rows of 64 bytes", lambda: ops.linear_packed(x, x.new_zeros(5, 64, dtype=torch.uint8), 16))
     if "cuda" in DEVICES:
         refused("w is on another device", lambda: ops.rms_norm(randn(3, 64, device="cuda"), randn(64)))
@@ -591,6 +592,32 @@ def test_threads_share_plans():
     assert not wrong
 
 
+def test_calls_alike_in_all_but_one_thing():
+    """What a call finds is kept for the next one like it: every type, extent, stride and number counts."""
+    for device in DEVICES:
+        w, b = randn(64, device=device), randn(64, device=device)
+        half = torch.float16 if device == "cpu" else torch.bfloat16
+        wide = randn(5, 128, device=device)
+        live = torch.tensor([2], dtype=torch.int32, device=device)
+        calls = []
+        for x in (wide[:, :64], wide[:, 64:], wide[:4, :64], wide[:, :64].contiguous(), wide[:, :64].to(half), wide[:, :64].reshape(5, 1, 64)):
+            for eps, offset in ((1e-6, 0.0), (0.5, 0.0), (1e-6, 1.0)):
+                calls.append(lambda x=x, a=(eps, offset): ops.rms_norm(x, w, *a))
+            calls.append(lambda x=x: ops.rms_norm(x, w, live=live)[:1])
+            calls.append(lambda x=x: ops.add_rms_norm(x, x, w)[1])
+            calls.append(lambda x=x: ops.rms_norm.out(x, w, y=(y := torch.empty_like(x))) or y)
+            for act in (1, 3):
+                calls += [lambda x=x, act=act: ops.bias_act(x, b, act=act), lambda x=x, act=act: ops.bias_act(x, b, x, act)]
+        first = [f() for f in calls]
+        for f, want in reversed(list(zip(calls, first))):
+            for got in (f(), f()):
+                assert got.dtype is want.dtype and got.stride() == want.stride() and torch.equal(got, want)
+        x = wide[:, :64]
+        close(ops.rms_norm(x, w), rms(x.double(), w.double()))
+        close(ops.rms_norm(x, w, 0.5), rms(x.double(), w.double(), 0.5))
+        close(ops.rms_norm(x, w, 1e-6, 1.0), rms(x.double(), w.double() + 1))
+
+
 def test_kept_plans_are_bounded():
     w = randn(8)
     for n in range(1, 5000):
@@ -691,6 +718,35 @@ def test_the_current_stream_is_where_it_runs():
         side.synchronize()
         close(y, w.double().expand(2000, 4096), 16)
         assert torch.cuda.current_device() == 0
+
+
+def test_every_operator_waits_for_nothing_and_can_be_recorded():
+    if "cuda" not in DEVICES:
+        raise Skip("there is no card")
+    side = torch.cuda.Stream()
+
+    def flat(made):
+        made = made if isinstance(made, tuple) else (made,)
+        return [t for t in made if t is not None]
+
+    for name, args in samples("cuda").items():
+        op = getattr(ops, name).default
+        want = flat(op(*args))
+        with torch.cuda.stream(side):
+            op(*args)
+            side.synchronize()
+            torch.cuda._sleep(20_000_000)
+            there = flat(op(*args))
+            assert side.query() is False, f"{name} waited for the device"
+        side.synchronize()
+        g = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(g):
+            again = flat(op(*args))
+        g.replay()
+        torch.cuda.synchronize()
+        for a, b, c in zip(want, there, again):
+            for got in (b, c):
+                assert torch.allclose(a.double(), got.double(), 1e-5, 1e-5, equal_nan=True), name
 
 
 def test_a_plugin_that_is_not_there_is_said():

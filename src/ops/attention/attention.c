@@ -363,6 +363,10 @@ static const sop_row rows[] = {
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_few_sm90", "cuda", SOP_CUDA_SM90,
      SOP_ROW_ROUNDS | SOP_ROW_TILED, .refuse = sop_attention_decode_few_refuse,
      .plan = sop_attention_decode_few_plan, .run = sop_attention_decode_few_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_ring_sm90", "cuda", SOP_CUDA_SM90,
+     SOP_ROW_ROUNDS | SOP_ROW_TILED, .params = decode_params, .n_params = 1,
+     .refuse = sop_attention_decode_ring_refuse, .plan = sop_attention_decode_ring_plan,
+     .run = sop_attention_decode_ring_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "attention_decode_sm80", "cuda", SOP_CUDA_SM80,
      SOP_ROW_ROUNDS | SOP_ROW_TILED, .params = decode_params, .n_params = 1,
      .refuse = sop_attention_decode_refuse, .plan = sop_attention_decode_plan,
@@ -417,6 +421,11 @@ static const char *const cases[] = {
     "tokens=33 seqs=3 max_kv=80 heads=3 kv_heads=3 k=40 v=24 causal=1 page=1 cap=5",
     "tokens=70 max_kv=65 heads=2 k=72 kv=bf16", /* not causal, head 72 */
     "tokens=20 max_kv=129 heads=5 kv_heads=1 k=23 v=37 kv=f16 causal=1 scale=0.3 page=16",
+    "tokens=3 seqs=3 max_kv=900 heads=8 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=256",
+    "tokens=1 max_kv=700 heads=14 kv_heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1 page=128",
+    "tokens=300 seqs=2 max_kv=700 heads=2 kv_heads=1 k=128 q=f16 kv=f16 o=f16 causal=1 page=256",
+    "tokens=130 max_kv=300 heads=2 k=64 q=bf16 kv=bf16 o=bf16 causal=1 page=128",
+    "tokens=5 seqs=5 max_kv=600 heads=8 kv_heads=2 k=128 q=bf16 kv=i8 o=bf16 causal=1 page=256",
     "tokens=9 max_kv=64 heads=71 kv_heads=1 k=8 v=80 causal=1",
     "tokens=20 seqs=4 max_kv=40 heads=2 k=16 q=bf16 kv=bf16 o=bf16 causal=1",
     "tokens=6 seqs=2 max_kv=520 heads=4 kv_heads=2 k=128 kv=f16 causal=1",
@@ -512,6 +521,12 @@ static const char *const cases[] = {
     "window=64 page=16", /* gemma2 */
     "tokens=193 max_kv=193 heads=2 kv_heads=1 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=8",
     "tokens=577 seqs=3 max_kv=450 heads=2 k=96 q=bf16 kv=bf16 o=bf16 causal=1 window=130 page=24",
+    /* pages that cut a tile into parts of several sizes; maxima that keep rising */
+    "tokens=300 seqs=2 max_kv=700 heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=56 scale=1",
+    "tokens=150 max_kv=900 heads=2 k=64 q=f16 kv=f16 o=f16 causal=1 page=40 scale=1 window=500",
+    "tokens=200 seqs=2 max_kv=500 heads=2 kv_heads=1 k=256 q=bf16 kv=bf16 o=bf16 causal=1 scale=1",
+    "tokens=190 max_kv=700 heads=1 k=192 q=bf16 kv=bf16 o=bf16 causal=1 page=120",
+    "tokens=290 max_kv=650 heads=2 k=160 q=f16 kv=f16 o=f16 page=128 scale=1",
     "tokens=513 max_kv=513 heads=1 k=256 q=f16 kv=f16 o=f16 causal=1 page=520 q_head=264 o_head=264",
     "tokens=150 seqs=2 max_kv=290 heads=4 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 mask_heads=2 "
     "mask=u8",

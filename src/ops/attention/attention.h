@@ -92,6 +92,10 @@ const char *sop_attention_decode_few_refuse(const void *desc); /* attention_deco
 sop_status sop_attention_decode_few_plan(const void *desc, const int32_t *params,
                                          const sop_facts *facts, size_t budget, sop_split *split);
 sop_status sop_attention_decode_few_sm90(const sop_call *call);
+const char *sop_attention_decode_ring_refuse(const void *desc); /* attention_decode_ring_sm90.cu */
+sop_status sop_attention_decode_ring_plan(const void *desc, const int32_t *params,
+                                          const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_attention_decode_ring_sm90(const sop_call *call);
 const char *sop_attention_decode_refuse(const void *desc);
 sop_status sop_attention_decode_plan(const void *desc, const int32_t *params,
                                      const sop_facts *facts, size_t budget, sop_split *split);

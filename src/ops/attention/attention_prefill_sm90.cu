@@ -75,37 +75,43 @@ extern "C" sop_status sop_attention_prefill_plan(const void *desc, const int32_t
     return split->scratch_bytes <= budget ? SOP_OK : SOP_E_LIMIT;
 }
 
-/* Keys of a box: it ends where a page does or before, the last of a sequence excepted. */
-static int box_of(const sop_attention_desc *d, int tile)
+/* Where tiles of keys are cut: where pages end, or at each unit when that would be boxes of too many sizes;
+ * not at all when a tile ends with a page or before, the last of a sequence excepted. */
+static void cut_tiles(const sop_attention_desc *d, int tile, prefill_args *p)
 {
-    if (d->page % tile == 0 || d->table_stride == 1) return tile;
-    int box = tile;
-    for (int64_t rest = d->page % tile; rest;) {
-        const int next = (int)(box % rest);
-        box = (int)rest;
-        rest = next;
-    }
-    return box;
+    p->unit = tile;
+    if (d->table_stride != 1)
+        for (int64_t rest = d->page % tile; rest;) {
+            const int next = (int)(p->unit % rest);
+            p->unit = (int)rest;
+            rest = next;
+        }
+    p->cut = p->unit == tile ? tile : (int)d->page;
+    if (p->cut < tile ? p->cut > PREFILL_SIZES * p->unit : tile > PREFILL_SIZES * p->unit)
+        p->cut = p->unit;
+    p->parts = (p->cut - p->unit + tile + p->cut - 1) / p->cut;
 }
 
 static sop_status maps_of(const sop_call *call, const void *q, int64_t q_head, int64_t q_stride,
-                          int box_rows, prefill_maps *maps)
+                          int tile, const prefill_args *p, prefill_maps *maps)
 {
     const sop_attention_desc *d = (const sop_attention_desc *)call->desc;
     const int64_t q_dims[3] = {d->k, d->heads, d->tokens};
     const int64_t q_strides[2] = {2 * q_head, 2 * q_stride};
-    const uint32_t q_box[3] = {64, 1, PREFILL_ROWS}, box[4] = {64, (uint32_t)box_rows, 1, 1};
+    const uint32_t q_box[3] = {64, 1, PREFILL_ROWS};
     const int64_t k_dims[4] = {d->k, d->page, d->kv_heads, d->pages};
     const int64_t v_dims[4] = {d->v, d->page, d->kv_heads, d->pages};
     const int64_t k_strides[3] = {2 * d->kp_token, 2 * d->kp_head, 2 * d->kp_page};
     const int64_t v_strides[3] = {2 * d->vp_token, 2 * d->vp_head, 2 * d->vp_page};
     sop_status s = sop_tensor_map(&maps->q, d->kv_dtype, q, 3, q_dims, q_strides, q_box);
-    if (s == SOP_OK)
-        s = sop_tensor_map(&maps->k, d->kv_dtype, call->args[SOP_ATTENTION_K_POOL].data, 4, k_dims,
-                           k_strides, box);
-    if (s == SOP_OK)
-        s = sop_tensor_map(&maps->v, d->kv_dtype, call->args[SOP_ATTENTION_V_POOL].data, 4, v_dims,
-                           v_strides, box);
+    for (int i = 0; s == SOP_OK && i * p->unit < (p->cut < tile ? p->cut : tile); i++) {
+        const uint32_t box[4] = {64, (uint32_t)((i + 1) * p->unit), 1, 1};
+        s = sop_tensor_map(&maps->k[i], d->kv_dtype, call->args[SOP_ATTENTION_K_POOL].data, 4,
+                           k_dims, k_strides, box);
+        if (s == SOP_OK)
+            s = sop_tensor_map(&maps->v[i], d->kv_dtype, call->args[SOP_ATTENTION_V_POOL].data, 4,
+                               v_dims, v_strides, box);
+    }
     return s;
 }
 
@@ -136,7 +142,8 @@ extern "C" sop_status sop_attention_prefill_sm90(const sop_call *call)
     p.mask_group = (int)(d->mask_heads ? d->heads / d->mask_heads : 1);
     p.heads = (int)d->heads, p.group = (int)(d->heads / d->kv_heads);
     p.section = (int)call->split->word[SECTION];
-    p.page = (int)d->page, p.box = box_of(d, kernel.tile), p.table_stride = (int)d->table_stride;
+    p.page = (int)d->page, p.table_stride = (int)d->table_stride;
+    cut_tiles(d, kernel.tile, &p);
     p.window = (int)d->window, p.causal = d->causal;
     p.scale = d->scale, p.cap = d->cap;
     if (d->q_dtype == SOP_F32) {
@@ -145,7 +152,7 @@ extern "C" sop_status sop_attention_prefill_sm90(const sop_call *call)
                                    : round_q<__nv_bfloat16>(call, rounded);
         q = rounded, q_head = d->k, q_stride = d->heads * d->k;
     }
-    if (s == SOP_OK) s = maps_of(call, q, q_head, q_stride, p.box, &maps);
+    if (s == SOP_OK) s = maps_of(call, q, q_head, q_stride, kernel.tile, &p, &maps);
     if (s == SOP_OK && d->mask_heads) {
         uint8_t *classes = (uint8_t *)scratch + call->split->word[CLASSES_AT];
         p.q_tiles = tiles_of(d), p.kv_tiles = sop_blocks(d->max_kv + 1, kernel.tile);

@@ -354,9 +354,9 @@ SOP_DEV int decode_units(int lo, int hi)
     return (hi + DECODE_UNIT - 1) / DECODE_UNIT - lo / DECODE_UNIT;
 }
 
-template <int HEAD>
-SOP_DEV void decode_segment_at(const decode_shared<HEAD> &sh, int heads, int seg_cost, int u,
-                               int u_end, decode_segment *s)
+template <typename Shared>
+SOP_DEV void decode_segment_at(const Shared &sh, int heads, int seg_cost, int u, int u_end,
+                               decode_segment *s)
 {
     while (u >= sh.prefix[s->token + 1] * heads) s->token++;
     const int n = sh.prefix[s->token + 1] - sh.prefix[s->token];
@@ -369,7 +369,7 @@ SOP_DEV void decode_segment_at(const decode_shared<HEAD> &sh, int heads, int seg
 }
 
 /* The list of the work, from what a step brings: counts, lengths. */
-template <int HEAD> SOP_DEV void decode_list(const decode_args &p, decode_shared<HEAD> &sh)
+template <typename Shared> SOP_DEV void decode_list(const decode_args &p, Shared &sh)
 {
     enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT };
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;

@@ -8,19 +8,21 @@
  * the first; only those that some query does not see whole are masked, and a
  * warpgroup's first product stops at half a tile if its queries see no more.
  * Per tile j a warpgroup issues S = Q K_j^T and O += P V_(j-1) together and
- * does its softmax under the products of the other: to start a product takes as
- * long as the one before, so that nothing of its own is left to run under it.
- * The first product of the next item is issued before the finished rows are
- * written.
+ * does its softmax under the products of the other: while those are queued, to
+ * start a product takes as long as the one before. The first product of the next
+ * item is issued before the finished rows are written. A maximum stands until a
+ * score is 2^8 over it, so that nearly all tiles need no exchange between lanes.
  *
  * In shared memory an operand is pieces of 64 channels, [rows][128 bytes] each;
  * the last is filled up with 0 by TMA, and the products stop where the head
  * does, so that no head pays for a wider one.
  *
- * A tile of keys is tile / box boxes, each found through the table; TMA reads 0
- * for a page that is not there. One warp takes long to start a box, so that of
- * many boxes 3 warps load a share each. Slots of the last page behind the
- * sequence may hold anything: masked in S, zeroed in V. */
+ * A tile of keys is cut where its pages end; each part is a box of its own size,
+ * found through the table; TMA reads 0 for a page that is not there. One warp
+ * takes long to start a box, so that 3 warps load a share each, and what a box
+ * is is known before its stage is free: keys arrive hardly faster than they are used.
+ * Slots of the last page behind the sequence may hold anything: masked in S,
+ * zeroed in V. */
 #ifndef OPS_ATTENTION_PREFILL_SM90_CUH
 #define OPS_ATTENTION_PREFILL_SM90_CUH
 
@@ -75,7 +77,9 @@ struct prefill_args {
     const uint8_t *classes; /* [heads of the mask, q_tiles, kv_tiles] of
                              prefill_class; or NULL */
     int64_t o_stride, o_head, mask_stride, mask_head, q_tiles, kv_tiles;
-    int heads, group, section, page, box, table_stride, window, causal;
+    int heads, group, section, page, table_stride, window, causal;
+    int cut, unit,
+        parts; /* a tile is cut at multiples of `cut` keys, into at most `parts` of n units each */
     int o_dtype, mask_dtype, mask_group; /* query heads of a head of the mask */
     float scale, cap;
 };
@@ -83,8 +87,17 @@ struct prefill_args {
 /* What a mask does to a tile of keys, for all queries of a tile. */
 enum prefill_class { CLASS_SOME, CLASS_LIVE, CLASS_HIDDEN };
 
+/* Boxes of keys that a page may be cut into: of 1 .. PREFILL_SIZES units. */
+enum { PREFILL_SIZES = 8 };
+
 struct prefill_maps {
-    CUtensorMap q, k, v;
+    CUtensorMap q, k[PREFILL_SIZES], v[PREFILL_SIZES];
+};
+
+/* Keys x .. x + rows of a page, which become row `at` on of a tile; without rows there are none. */
+struct prefill_part {
+    int page, x,
+        place; /* place: bytes from the tile's begin << 4 | units of rows - 1; or negative */
 };
 
 /* A kernel, and what its launch wants to know. */
@@ -93,6 +106,29 @@ struct prefill_kernel {
     int tile, smem;
 };
 
+/* When any lane's top is too far over m: m becomes the row's maximum, top what l and all older sums are
+ * scaled by. In PTX, since with a branch in C the compiler waits for each product. */
+SOP_DEV void raise(bool any, float (&m)[2], float (&l)[2], float (&top)[2], float k2)
+{
+#define RAISE(M, L, TOP) \
+    "shfl.sync.bfly.b32 t, " TOP ", 1, 31, -1;\n" \
+    "max.f32 " TOP ", " TOP ", t;\n" \
+    "shfl.sync.bfly.b32 t, " TOP ", 2, 31, -1;\n" \
+    "max.f32 " TOP ", " TOP ", t;\n" \
+    "setp.eq.f32 q, " TOP ", 0fFF800000;\n" \
+    "selp.f32 t, 0f00000000, " TOP ", q;\n" \
+    "sub.f32 t, " M ", t;\n" \
+    "mul.f32 t, t, %6;\n" \
+    "mov.f32 " M ", " TOP ";\n" \
+    "ex2.approx.ftz.f32 " TOP ", t;\n" \
+    "mul.f32 " L ", " L ", " TOP ";\n"
+    asm volatile("{\n.reg .pred p, q;\n.reg .f32 t;\nsetp.eq.s32 p, %7, 0;\n@p bra R;\n" //
+                 RAISE("%0", "%2", "%4") RAISE("%1", "%3", "%5") "R:\n}"
+                 : "+f"(m[0]), "+f"(m[1]), "+f"(l[0]), "+f"(l[1]), "+f"(top[0]), "+f"(top[1])
+                 : "f"(k2), "r"((int)any));
+#undef RAISE
+}
+
 /* Items run over heads inside tiles inside sections of `section` heads; the K
  * and V of a section should fit in L2. EXTRA: a soft-cap, alibi, a mask. */
 template <typename T, int K, int V, bool EXTRA>
@@ -100,7 +136,14 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
     const __grid_constant__ prefill_maps maps, const __grid_constant__ prefill_args p)
 {
     typedef prefill_smem<K, V> smem;
-    enum { STAGES = smem::stages, Q_STAGES = smem::q_stages, TILE = smem::tile };
+    enum {
+        STAGES = smem::stages,
+        Q_STAGES = smem::q_stages,
+        TILE = smem::tile,
+        PIECES = ((K > V ? K : V) + 63) / 64, /* of an operand */
+        /* maxima stand; with the others the compiler would wait for each product */
+        STAND = !EXTRA && K == V && K != 96
+    };
     extern __shared__ uint8_t smem_raw[];
     const uint32_t base = (smem_addr(smem_raw) + 1023) & ~1023u;
     uint8_t *const smem_at = smem_raw + (base - smem_addr(smem_raw));
@@ -110,8 +153,8 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                    v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
     volatile prefill_tile *item = (volatile prefill_tile *)(smem_at + smem::item);
     volatile int *kind = (volatile int *)(smem_at + smem::kind);
-    const int wg = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), boxes = TILE / p.box,
-              n_loaders = min(boxes, 3);
+    const int wg = __shfl_sync(~0u, (int)threadIdx.x / 128, 0),
+              n_loaders = min(p.parts * PIECES, 3);
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < Q_STAGES; s++) {
@@ -123,9 +166,9 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
             mbar_init(item_empty + 8 * s, 8 + n_loaders);
         }
         for (int s = 0; s < STAGES; s++) {
-            mbar_init(k_full + 8 * s, n_loaders);
+            mbar_init(k_full + 8 * s, 1);
             mbar_init(k_empty + 8 * s, 8);
-            mbar_init(v_full + 8 * s, n_loaders);
+            mbar_init(v_full + 8 * s, 1);
             mbar_init(v_empty + 8 * s, 8);
         }
         fence_mbar_init();
@@ -135,7 +178,9 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
 
     if (wg == 0) {
         regs_dec<40>();
-        const int lane = threadIdx.x % 32, own = threadIdx.x / 32, my_box = lane * n_loaders + own;
+        const int lane = threadIdx.x % 32, own = threadIdx.x / 32,
+                  my_part = (lane * n_loaders + own) / PIECES,
+                  my_channel = (lane * n_loaders + own) % PIECES * 64;
         /* an item is a prefill_tile, a field a lane */
         enum { ROW0, SEQ = 2, OFF, HIGH, N_KV, KEYS, HEAD };
         auto field = [&](int t, int i) { return __shfl_sync(~0u, t, i); };
@@ -173,26 +218,28 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                 if (lane == 0) mbar_arrive(item_full + n % 2 * 8);
                 if (field(t, N_KV) == 0) break;
             }
-        } else if (own < n_loaders) { /* each lane loads the box of its number; the
-                                     first also Q */
-            const int own_boxes = (boxes - own + n_loaders - 1) / n_loaders;
-            /* where the box of an item's tile j lies; no page: out of range, read as
-       * 0 */
-            auto page_of = [&](int t, int j) {
-                const int x = j * TILE + my_box * p.box, seq = field(t, SEQ), keys = field(t, KEYS);
-                if (my_box >= boxes || x >= keys) return -1;
-                return p.a.table[(int64_t)seq * p.table_stride + x / p.page];
+        } else if (own < n_loaders) { /* each lane loads the part of its number; the first also Q */
+            /* this lane's part of an item's tile j; no page: out of range, read as 0 */
+            auto part_of = [&](int t, int j) {
+                const int seq = field(t, SEQ), keys = field(t, KEYS), begin = j * TILE;
+                const int cut = (begin / p.cut + my_part) * p.cut, x = max(begin, cut);
+                const int rows = my_part < p.parts ? min(begin + TILE, cut + p.cut) - x : 0,
+                          in = x / p.page;
+                prefill_part part = {-1, x - in * p.page,
+                                     rows > 0 ? ((x - begin) * 128 + my_channel / 64 * smem::chunk)
+                                                        << 4 |
+                                                    (rows / p.unit - 1)
+                                              : -1};
+                if (rows > 0 && x < keys) part.page = p.a.table[(int64_t)seq * p.table_stride + in];
+                return part;
             };
-            auto load = [&](const CUtensorMap *map, uint32_t dst, int pieces, uint32_t bar,
-                            int head, int page, int j) {
-                if (lane == 0) mbar_expect_tx(bar, own_boxes * pieces * p.box * 128);
+            auto load = [&](const CUtensorMap *maps, uint32_t dst, int pieces, uint32_t bar,
+                            int head, const prefill_part &part) {
+                if (threadIdx.x == 0) mbar_expect_tx(bar, TILE * pieces * 128);
                 __syncwarp();
-                if (my_box < boxes) {
-                    const int x = (j * TILE + my_box * p.box) % p.page;
-                    for (int c = 0; c < pieces; c++)
-                        tma_load_4d(dst + c * smem::chunk + my_box * p.box * 128, map, 64 * c, x,
-                                    head, page, bar);
-                }
+                if (part.place >= 0 && (K == V || my_channel < 64 * pieces))
+                    tma_load_4d(dst + (part.place >> 4), maps + part.place % 16, my_channel, part.x,
+                                head, part.page, bar);
             };
             /* Of an item, the tile below tile j that is not hidden, 4 * tile + class.
        */
@@ -231,26 +278,29 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                                           tma_load_3d(base + s * smem::q_stage + c * smem::q_chunk,
                                                       &maps.q, 64 * c, head, row0, q_full + 8 * s);
             };
-            int t = take(0), at = below(t, field(t, HIGH) + 1), page = page_of(t, at / 4), kv = 0;
+            int t = take(0), at = below(t, field(t, HIGH) + 1), kv = 0;
+            prefill_part part = part_of(t, at / 4);
             put_q(t, 0);
             for (int n = 0;; n++) {
                 const int n_kv = field(t, N_KV), kv_head = field(t, HEAD) / p.group;
                 if (Q_STAGES == 1 && n_kv == 0 && n) put_q(t, n);
                 if (n_kv == 0) break;
                 /* K_0 K_1 V_0, K_2 V_1 .. V_(n-1) */
-                for (int j = 0, old = 0, old_page = 0; j <= n_kv; j++) {
-                    const int was = old, was_page = old_page;
+                prefill_part old = {};
+                for (int j = 0; j <= n_kv; j++) {
+                    const prefill_part was = old;
                     if (j < n_kv) {
                         const int s = kv % STAGES;
-                        old = at, old_page = page;
+                        old = part;
+                        const int mark = at;
                         if (j + 1 < n_kv) {
                             at = below(t, at / 4);
-                            page = page_of(t, at / 4);
+                            part = part_of(t, at / 4);
                         }
                         mbar_wait(k_empty + 8 * s, (kv / STAGES & 1) ^ 1);
-                        if (EXTRA && threadIdx.x == 0) kind[s] = old;
-                        load(&maps.k, base + smem::k + s * smem::k_stage, (K + 63) / 64,
-                             k_full + 8 * s, kv_head, old_page, old / 4);
+                        if (EXTRA && threadIdx.x == 0) kind[s] = mark;
+                        load(maps.k, base + smem::k + s * smem::k_stage, (K + 63) / 64,
+                             k_full + 8 * s, kv_head, old);
                         kv++;
                         /* a single stage of Q is free when the item before is all done */
                         if (Q_STAGES == 1 && j == 0 && n) put_q(t, n);
@@ -258,14 +308,14 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                             t = take(n + 1);
                             if (Q_STAGES == 2) put_q(t, n + 1);
                             at = below(t, field(t, HIGH) + 1);
-                            page = page_of(t, at / 4);
+                            part = part_of(t, at / 4);
                         }
                     }
                     if (j > 0) {
                         const int i = kv - (j < n_kv ? 2 : 1), s = i % STAGES;
                         mbar_wait(v_empty + 8 * s, (i / STAGES & 1) ^ 1);
-                        load(&maps.v, base + smem::v + s * smem::v_stage, (V + 63) / 64,
-                             v_full + 8 * s, kv_head, was_page, was / 4);
+                        load(maps.v, base + smem::v + s * smem::v_stage, (V + 63) / 64,
+                             v_full + 8 * s, kv_head, was);
                     }
                 }
             }
@@ -364,32 +414,63 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                 }
             }
         };
-        /* s becomes 2^(k2 (s - max)); m, l move on; alpha is what the older sums
-     * are scaled by */
+        /* s becomes 2^(k2 (s - m)); m, l move on: m to the maximum, or with STAND only
+         * when a score is `slack` over it. Whether older sums are to be scaled by alpha. */
+        const float slack = 8 / k2;
         auto softmax = [&](auto w, float(&alpha)[2]) {
             constexpr int W = decltype(w)::value;
+            if constexpr (!STAND) {
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float top = m[r];
+                for (int r = 0; r < 2; r++) {
+                    float top = m[r];
 #pragma unroll
-                for (int j = 0; j < W / 8; j++)
-                    top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-                top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-                const float some = top == -INFINITY ? 0 : top; /* nothing seen so far */
-                alpha[r] = exp2_fast((m[r] - some) * k2);
-                m[r] = top;
-                const float shift = some * k2;
-                float sum = 0;
+                    for (int j = 0; j < W / 8; j++)
+                        top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+                    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+                    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+                    const float some = top == -INFINITY ? 0 : top; /* nothing seen so far */
+                    alpha[r] = exp2_fast((m[r] - some) * k2);
+                    m[r] = top;
+                    const float shift = some * k2;
+                    float sum = 0;
 #pragma unroll
-                for (int j = 0; j < W / 8; j++) {
-                    const float x = exp2_fast(fmaf(s[4 * j + 2 * r], k2, -shift));
-                    const float y = exp2_fast(fmaf(s[4 * j + 2 * r + 1], k2, -shift));
-                    s[4 * j + 2 * r] = x;
-                    s[4 * j + 2 * r + 1] = y;
-                    sum += x + y;
+                    for (int j = 0; j < W / 8; j++) {
+                        const float x = exp2_fast(fmaf(s[4 * j + 2 * r], k2, -shift));
+                        const float y = exp2_fast(fmaf(s[4 * j + 2 * r + 1], k2, -shift));
+                        s[4 * j + 2 * r] = x;
+                        s[4 * j + 2 * r + 1] = y;
+                        sum += x + y;
+                    }
+                    l[r] = fmaf(l[r], alpha[r], sum); /* this thread's columns only */
                 }
-                l[r] = fmaf(l[r], alpha[r], sum); /* this thread's columns only */
+                return __any_sync(~0u, alpha[0] != 1 || alpha[1] != 1);
+            } else {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    float top = m[r];
+#pragma unroll
+                    for (int j = 0; j < W / 8; j++)
+                        top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+                    alpha[r] = top;
+                }
+                const bool over =
+                    __any_sync(~0u, !(alpha[0] <= m[0] + slack && alpha[1] <= m[1] + slack));
+                raise(over, m, l, alpha, k2);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const float shift = m[r] == -INFINITY ? 0 : m[r] * k2;
+                    float sum = 0;
+#pragma unroll
+                    for (int j = 0; j < W / 8; j++) {
+                        const float x = exp2_fast(fmaf(s[4 * j + 2 * r], k2, -shift));
+                        const float y = exp2_fast(fmaf(s[4 * j + 2 * r + 1], k2, -shift));
+                        s[4 * j + 2 * r] = x;
+                        s[4 * j + 2 * r + 1] = y;
+                        sum += x + y;
+                    }
+                    l[r] += sum; /* this thread's columns only */
+                }
+                return over;
             }
         };
         auto pack_p = [&](auto w) {
@@ -543,15 +624,17 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                     if (EXTRA && p.cap > 0) squeeze();
                     if (EXTRA)
                         lean(row0, rows, off, head, keys, tile * TILE, mark % 4 != CLASS_LIVE);
-                    if (__builtin_expect(tile >= whole || tile < until, 0))
+                    const bool partly = tile >= whole || tile < until;
+                    if (STAND ? partly : __builtin_expect(partly, 0))
                         hide(prefill_number<TILE>(), false, off, keys, tile * TILE);
-                    softmax(prefill_number<TILE>(), alpha);
+                    const bool over = softmax(prefill_number<TILE>(), alpha);
+                    if (STAND) pack_p(prefill_number<TILE>());
                     /* seldom after a while */
-                    if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) {
+                    if (__builtin_expect(over, 0)) {
 #pragma unroll
                         for (int e = 0; e < V / 2; e++) acc[e] *= alpha[e / 2 % 2];
                     }
-                    pack_p(prefill_number<TILE>());
+                    if (!STAND) pack_p(prefill_number<TILE>());
                 }
                 if (smem::late) release(q_empty + 8 * qs);
                 issue_pv(kv + n_kv - 1, n_kv > skip + 1);

@@ -32,7 +32,7 @@ enum { SOP_BIAS_ACT_THREADS = 128, SOP_BIAS_ACT_ROWS = 4 };
 
 /* ADD: there is a residual. blocks: along a row. */
 template <typename T, typename R, int ACT, bool ADD>
-static __global__ __launch_bounds__(SOP_BIAS_ACT_THREADS, ADD ? 6 : 8) void sop_bias_act_wide(
+static __global__ __launch_bounds__(SOP_BIAS_ACT_THREADS, ADD ? 6 : 12) void sop_bias_act_wide(
     const sop_bias_act_desc d, int blocks, const T *x, const R *r, const float *bias,
     const int32_t *live, T *y)
 {

@@ -194,16 +194,20 @@ template <int N> SOP_DEV void wgmma_touch(float (&d)[N])
 #define R4 "%0, %1, %2, %3"
 #define R8 R4 ", %4, %5, %6, %7"
 #define R16 R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define R24 R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define R32 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
     "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define R40 R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define R48 R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define R56 R48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define R60 R56 ", %56, %57, %58, %59"
 #define R64 R32 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49" \
     ", %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define R72 R64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define R68 R64 ", %64, %65, %66, %67"
+#define R76 R72 ", %72, %73, %74, %75"
 #define R80 R72 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define R96 R72 \
     ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89" \
@@ -244,6 +248,10 @@ template <typename T> struct wgmma;
         { \
             WGMMA_SS(32, TYPE, R16, 16, 17, 18, F8(0), F8(8)); \
         } \
+        SOP_DEV void ss(float (&d)[24], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(48, TYPE, R24, 24, 25, 26, F8(0), F8(8), F8(16)); \
+        } \
         SOP_DEV void ss(float (&d)[32], uint64_t a, uint64_t b, int add) \
         { \
             WGMMA_SS(64, TYPE, R32, 32, 33, 34, F32(0)); \
@@ -260,17 +268,33 @@ template <typename T> struct wgmma;
         { \
             WGMMA_SS(112, TYPE, R56, 56, 57, 58, F32(0), F8(32), F8(40), F8(48)); \
         } \
-        SOP_DEV void ss(float (&d)[72], uint64_t a, uint64_t b, int add) \
+        SOP_DEV void ss(float (&d)[60], uint64_t a, uint64_t b, int add) \
         { \
-            WGMMA_SS(144, TYPE, R72, 72, 73, 74, F32(0), F32(32), F8(64)); \
-        } \
-        SOP_DEV void ss(float (&d)[96], uint64_t a, uint64_t b, int add) \
-        { \
-            WGMMA_SS(192, TYPE, R96, 96, 97, 98, F32(0), F32(32), F32(64)); \
+            WGMMA_SS(120, TYPE, R60, 60, 61, 62, F32(0), F8(32), F8(40), F8(48), F4(56)); \
         } \
         SOP_DEV void ss(float (&d)[64], uint64_t a, uint64_t b, int add) \
         { \
             WGMMA_SS(128, TYPE, R64, 64, 65, 66, F32(0), F32(32)); \
+        } \
+        SOP_DEV void ss(float (&d)[68], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(136, TYPE, R68, 68, 69, 70, F32(0), F32(32), F4(64)); \
+        } \
+        SOP_DEV void ss(float (&d)[72], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(144, TYPE, R72, 72, 73, 74, F32(0), F32(32), F8(64)); \
+        } \
+        SOP_DEV void ss(float (&d)[76], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(152, TYPE, R76, 76, 77, 78, F32(0), F32(32), F8(64), F4(72)); \
+        } \
+        SOP_DEV void ss(float (&d)[80], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(160, TYPE, R80, 80, 81, 82, F32(0), F32(32), F8(64), F8(72)); \
+        } \
+        SOP_DEV void ss(float (&d)[96], uint64_t a, uint64_t b, int add) \
+        { \
+            WGMMA_SS(192, TYPE, R96, 96, 97, 98, F32(0), F32(32), F32(64)); \
         } \
         SOP_DEV void ss(float (&d)[128], uint64_t a, uint64_t b, int add) \
         { \

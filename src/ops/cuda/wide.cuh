@@ -66,9 +66,8 @@ template <typename T, int N> SOP_DEV void wide_load(const T *p, float (&x)[N])
     wide_floats(raw, x);
 }
 
-template <typename T, int N> SOP_DEV void wide_store(T *p, const float (&x)[N])
+template <typename T, int N> SOP_DEV void wide_pack(const float (&x)[N], wide_raw<T, N> &raw)
 {
-    wide_raw<T, N> raw;
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
         for (int i = 0; i < N; i++) raw.word[i] = __float_as_uint(x[i]);
@@ -76,7 +75,26 @@ template <typename T, int N> SOP_DEV void wide_store(T *p, const float (&x)[N])
 #pragma unroll
         for (int i = 0; i < N; i += 2) raw.word[i / 2] = sop_pack<T>(x[i], x[i + 1]);
     }
+}
+
+template <typename T, int N> SOP_DEV void wide_store(T *p, const float (&x)[N])
+{
+    wide_raw<T, N> raw;
+    wide_pack(x, raw);
     wide_put(p, raw);
+}
+
+/* What the warps left, summed: of eight, as long rows have, all loads at once. */
+SOP_DEV float wide_sum_warps(const float *shared, int warps)
+{
+    float x = shared[0];
+    if (warps == 8) {
+#pragma unroll
+        for (int w = 1; w < 8; w++) x += shared[w];
+    } else {
+        for (int w = 1; w < warps; w++) x += shared[w];
+    }
+    return x;
 }
 
 /* Sum and maximum over a block of up to 1024 threads, whole warps. shared holds 32 floats for this one
@@ -88,9 +106,7 @@ SOP_DEV float wide_sum(float x, float *shared)
     if (warps == 1) return x;
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
     __syncthreads();
-    x = shared[0];
-    for (int w = 1; w < warps; w++) x += shared[w];
-    return x;
+    return wide_sum_warps(shared, warps);
 }
 /* Two sums at a time. */
 SOP_DEV void wide_sums(float &x, float &y, float *shared_x, float *shared_y)
@@ -104,13 +120,8 @@ SOP_DEV void wide_sums(float &x, float &y, float *shared_x, float *shared_y)
         shared_y[threadIdx.x / 32] = y;
     }
     __syncthreads();
-    const int all = 1 << (32 - __clz(warps - 1)), w = threadIdx.x % all;
-    x = w < warps ? shared_x[w] : 0;
-    y = w < warps ? shared_y[w] : 0;
-    for (int o = all / 2; o > 0; o /= 2) {
-        x += __shfl_xor_sync(~0u, x, o);
-        y += __shfl_xor_sync(~0u, y, o);
-    }
+    x = wide_sum_warps(shared_x, warps);
+    y = wide_sum_warps(shared_y, warps);
 }
 SOP_DEV float wide_max(float x, float *shared)
 {

@@ -201,7 +201,7 @@ static const char *const cases[] = {
     "rows=24 experts=5 n=30 k=70 gather=2 x=bf16 w=bf16 y=bf16",
     "rows=24 experts=5 n=30 k=70 scatter=1 x=f16 w=f16 y=f16",
     "rows=10 experts=4 n=12 k=33 x=bf16 w=f32 y=f32",
-    "rows=5 experts=1 n=8 k=8 x=bf16 w=bf16 y=bf16", /* each width of a tile: 8, 16, ... 256 */
+    "rows=5 experts=1 n=8 k=8 x=bf16 w=bf16 y=bf16", /* each width of a tile: 8, 16, ... 160 */
     "rows=16 experts=1 n=136 k=64 gather=2 x=bf16 w=bf16 y=bf16",
     "rows=42 experts=1 n=64 k=72 scatter=1 x=f16 w=f16",
     "rows=64 experts=1 n=72 k=130 x_stride=136 w_stride=136 x=f16 w=f16 y=f16",
@@ -210,12 +210,14 @@ static const char *const cases[] = {
     "rows=112 experts=1 n=40 k=200 gather=1 x=f16 w=f16 y=f16",
     "rows=144 experts=1 n=40 k=72 x=bf16 w=bf16",
     "rows=160 experts=1 n=40 k=72 scatter=1 x=bf16 w=bf16 y=bf16",
-    "rows=176 experts=1 n=40 k=72 gather=2 x=bf16 w=bf16 y=bf16",
-    "rows=192 experts=1 n=40 k=72 x=bf16 w=bf16 y=bf16",
-    "rows=208 experts=1 n=40 k=72 x=bf16 w=bf16 gather=2 scatter=1",
-    "rows=224 experts=1 n=40 k=72 x=bf16 w=bf16 y=bf16",
-    "rows=240 experts=1 n=40 k=72 x=f16 w=f16 y=f16",
-    "rows=256 experts=1 n=40 k=72 x=bf16 w=bf16 y=bf16",
+    "rows=100 experts=1 n=264 k=72 gather=2 x=bf16 w=bf16", /* twice as high: 112, 120, ... 160 */
+    "rows=120 experts=1 n=300 k=72 x=bf16 w=bf16 y=bf16 y_stride=304",
+    "rows=128 experts=1 n=256 k=130 x_stride=136 w_stride=136 x=f16 w=f16 y=f16",
+    "rows=135 experts=1 n=136 k=600 scatter=1 x=bf16 w=bf16 y=bf16",
+    "rows=144 experts=1 n=200 k=72 x=bf16 w=bf16 gather=2 scatter=1",
+    "rows=150 experts=1 n=392 k=24 x=f16 w=f16 y=f16",
+    "rows=160 experts=1 n=144 k=328 gather=4 x=bf16 w=bf16 y=bf16",
+    "rows=700 experts=3 n=136 k=64 gather=4 x=f16 w=f16 y=f16", /* three tiles of some */
     "rows=257 experts=1 n=8 k=520 scatter=1 x=bf16 w=bf16 y=bf16",
     "rows=400 experts=3 n=136 k=24 w_expert=4000 gather=2 x=f16 w=f16 y=f16",
     "rows=1500 experts=60 n=136 k=8 scatter=1 x=bf16 w=bf16 y=bf16", /* 12 tiles of one */

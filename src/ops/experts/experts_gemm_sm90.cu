@@ -5,7 +5,7 @@ extern "C" {
 #include "ops/experts/gemm_sm90.cuh"
 
 /* What the plan says. */
-enum { MOST, STAGES, GRID, COPIED };
+enum { MOST, HIGH, STAGES, GRID, COPIED };
 
 /* Bytes of shared memory that a block may have. */
 enum { SHARED_BYTES = 227 * 1024 };
@@ -41,26 +41,35 @@ extern "C" const char *sop_experts_gemm_refuse(const void *desc)
     return NULL;
 }
 
-/* Tiles hold half as many rows again as an expert has on average: the ring is the deeper the narrower
- * they are. Rows that fill the widest tiles are copied, where the budget has room for them: 16384 tokens,
- * each to 4 of 60 experts, took 997 us gathered and 643 us sorted. */
+/* Where experts have over 96 rows of x each, tiles are 256 rows of a weight by at most 160 of x, as far as
+ * four stages fit: of 273 rows each they take 177 us, and 128 by 256 take 203. Of fewer, they hold half as
+ * many again as an expert has on average: the ring is the deeper the narrower they are. */
 extern "C" sop_status sop_experts_gemm_plan(const void *desc, const int32_t *params,
                                             const sop_facts *facts, size_t budget, sop_split *split)
 {
     const sop_experts_desc *d = (const sop_experts_desc *)desc;
-    int64_t most = 32;
-    while (most < 256 && most * d->experts * 2 < d->rows * 3) most *= 2;
-    const int64_t stages = (SHARED_BYTES - experts_smem_bytes((int)most, 0, (int)d->experts)) /
-                           experts_stage_bytes((int)most);
-    const int64_t tiles =
-        (d->rows / most + (d->rows < d->experts ? d->rows : d->experts)) * strips_of(d);
+    const int experts = (int)d->experts;
+    const int high = d->rows > 96 * d->experts && d->n > EXPERTS_BN ? 2 : 1;
+    int most = 32;
+    if (high == 2) {
+        most = EXPERTS_MOST;
+        while (experts_smem_bytes(most, high, 4, experts) > SHARED_BYTES) most -= 16;
+    } else {
+        while (most < EXPERTS_MOST && most * d->experts * 2 < d->rows * 3)
+            most = most < 128 ? 2 * most : EXPERTS_MOST;
+    }
+    int stages = EXPERTS_MOST_STAGES;
+    while (experts_smem_bytes(most, high, stages, experts) > SHARED_BYTES) stages--;
+    const int64_t strips = (strips_of(d) + high - 1) / high;
+    const int64_t tiles = (d->rows / most + (d->rows < d->experts ? d->rows : d->experts)) * strips;
     const size_t copy_bytes = (size_t)d->rows * (size_t)copy_stride(d) * 2;
     (void)params;
     *split = {{0}, 0};
-    split->word[COPIED] = d->gather && most == 256 && copy_bytes <= budget;
+    split->word[COPIED] = d->gather && high == 2 && copy_bytes <= budget;
     if (split->word[COPIED]) split->scratch_bytes = copy_bytes;
     split->word[MOST] = most;
-    split->word[STAGES] = stages < EXPERTS_MOST_STAGES ? stages : EXPERTS_MOST_STAGES;
+    split->word[HIGH] = high;
+    split->word[STAGES] = stages;
     split->word[GRID] = tiles < facts->workers ? tiles : facts->workers;
     return SOP_OK;
 }
@@ -84,7 +93,9 @@ template <typename T> static sop_status run(const sop_call *call)
     a.scatter = d->scatter;
     a.y_f32 = d->y_dtype == SOP_F32;
     a.most = (int32_t)call->split->word[MOST];
+    a.high = (int32_t)call->split->word[HIGH];
     a.stages = (int32_t)call->split->word[STAGES];
+    a.taken = sop_cuda_counters(call);
     sop_status s = SOP_OK;
     if (call->split->word[COPIED]) {
         s = sop_launch(sop_experts_copy_sm90<T>, sop_blocks(d->rows, EXPERTS_COPIERS),
@@ -98,14 +109,12 @@ template <typename T> static sop_status run(const sop_call *call)
                   strides[2] = {2 * d->w_stride, 2 * d->w_expert};
     const uint32_t box[3] = {EXPERTS_BK, EXPERTS_BN, 1};
     s = sop_tensor_map(&maps.w, d->w_dtype, call->args[SOP_EXPERTS_W].data, 3, dims, strides, box);
-    if (s == SOP_OK && !a.gather)
-        s = sop_tensor_map_2d(&maps.x64, d->x_dtype, a.x, d->rows, d->k, a.x_stride, 64);
-    if (s == SOP_OK && !a.gather)
-        s = sop_tensor_map_2d(&maps.x8, d->x_dtype, a.x, d->rows, d->k, a.x_stride, 8);
+    for (uint32_t i = 0; i < 5 && s == SOP_OK && !a.gather; i++)
+        s = sop_tensor_map_2d(&maps.x[i], d->x_dtype, a.x, d->rows, d->k, a.x_stride, 128u >> i);
     if (s != SOP_OK) return s;
     return sop_launch_cluster(
         sop_experts_gemm_sm90<T>, (unsigned)call->split->word[GRID], EXPERTS_THREADS,
-        (size_t)experts_smem_bytes(a.most, a.stages, a.experts), 1, call, maps, a);
+        (size_t)experts_smem_bytes(a.most, a.high, a.stages, a.experts), 1, call, maps, a);
 }
 
 extern "C" sop_status sop_experts_gemm_sm90(const sop_call *call)

@@ -202,6 +202,7 @@ static const char *const cases[] = {
     "tokens=5 k=8 kv=i8 x=f16",
     "tokens=30 heads=2 k=24 v=40 x=f16 kv=f8 page=5 kp_page=400 kp_token=32 kp_head=200 vp_page=480",
     "tokens=19 heads=8 k=128 x=bf16 kv=i8 page=16",
+    "tokens=530 heads=2 k=64 x=bf16 kv=bf16 page=256",
     "tokens=9 heads=2 k=16 pages=1 page=4", /* a pool that is too small */
     NULL,
 };

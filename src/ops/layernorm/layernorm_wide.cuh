@@ -21,10 +21,32 @@ template <typename X, int N, int REP, bool ADD> struct layernorm_pieces {
             wide_floats(x[k], s);
         }
     }
+    __device__ __forceinline__ void scale(float by)
+    {
+#pragma unroll
+        for (int k = 0; k < REP; k++) {
+            float s[N];
+            floats(k, s);
+#pragma unroll
+            for (int e = 0; e < N; e++) s[e] *= by;
+            if constexpr (ADD)
+                memcpy(sum[k], s, sizeof s);
+            else
+                wide_pack(s, x[k]);
+        }
+    }
 };
 
-template <typename X, typename R, typename Y, int REP, bool ADD>
-static __global__ __launch_bounds__(sizeof(X) > sizeof(Y) ? 512 : 1024) void sop_layernorm_wide(
+/* Long rows of 16 bits take up to 512 threads a block. 640 two times leave 48 registers each, so that five
+ * blocks of 256 run at once; four took a tenth longer. */
+template <typename X, typename Y, int REP, bool ADD> struct layernorm_bounds {
+    enum { LEAN = sizeof(X) == 2 && REP > 1 && !ADD };
+    enum { THREADS = LEAN ? 640 : sizeof(X) > sizeof(Y) ? 512 : 1024, BLOCKS = LEAN ? 2 : 1 };
+};
+
+template <typename X, typename R, typename Y, int REP, bool ADD,
+          typename BOUNDS = layernorm_bounds<X, Y, REP, ADD>>
+static __global__ __launch_bounds__(BOUNDS::THREADS, BOUNDS::BLOCKS) void sop_layernorm_wide(
     const sop_layernorm_desc d, const X *x, const R *r, const float *w, const float *b,
     const int32_t *live, R *r_out, Y *y)
 {
@@ -76,13 +98,13 @@ static __global__ __launch_bounds__(sizeof(X) > sizeof(Y) ? 512 : 1024) void sop
         float sum = 0, apart = 0, square = 0;
         each([&](int, const float(&s)[N]) {
 #pragma unroll
-            for (int e = 0; e < N; e++) sum = fmaf(s[e], by, sum);
+            for (int e = 0; e < N; e++) sum += s[e];
         });
         mean = wide_sum(sum, shared[0]) / n;
         each([&](int, const float(&s)[N]) {
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                const float v = fmaf(s[e], by, -mean);
+                const float v = s[e] - mean;
                 apart += v;
                 square += v * v;
             }
@@ -98,12 +120,13 @@ static __global__ __launch_bounds__(sizeof(X) > sizeof(Y) ? 512 : 1024) void sop
         });
         by = ldexpf(1, -ilogbf(wide_max(top, shared[3])));
         if (by == 1) break;
+        row.scale(by);
     }
     const float eps = fmaxf(d.eps * by * by, 1e-37f);
-    const float scale = 1 / sqrtf((variance < 0 ? 0 : variance) + eps);
+    const float scale = 1 / sqrtf((variance < 0 ? 0 : variance) + eps), off = rest * scale;
     each([&](int i, float(&s)[N]) {
 #pragma unroll
-        for (int e = 0; e < N; e++) s[e] = (fmaf(s[e], by, -mean) - rest) * scale;
+        for (int e = 0; e < N; e++) s[e] = fmaf(s[e] - mean, scale, -off);
         float f[N], g[N];
         if (w) {
             wide_load(w + i, f);

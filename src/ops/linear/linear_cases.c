@@ -91,6 +91,10 @@ const char *const sop_linear_cases[] = {
     "m=3 n=70 n1=20 n2=9 k=640 w=i4_128 w1=i4_128 w2=i4_128 bias=5 "
     "w_stride=8 w1_stride=12 w2_stride=8",
     "m=13 n=520 k=2560 w=i4_128 x=f16 y=f16",
+    "m=15 n=5000 k=2560 w=i4_128 x=bf16 y=bf16",
+    "m=4 n=8500 k=640 w=i4_128 x=bf16 y=bf16 w_stride=8", /* two tiles one after another */
+    "m=6 n=8500 k=512 w=i4_128 x=f16 y=f32 bias=1",
+    "m=16 n=8400 n1=300 k=640 w=i4_128 w1=i4_128 x=bf16 y=bf16 bias=3 w_stride=8 w1_stride=8",
     "m=27 n=130 n1=64 k=1024 w=i4_128 w1=i4_128 x=bf16 y=f32 bias=2",
     "m=64 n=390 k=1536 w=i4_128 x=bf16 y=bf16 y_stride=400",
     "m=1 n=257 k=640 w=f8_128 x=bf16 y=bf16 w_stride=8",

@@ -269,8 +269,14 @@ static void tiny_and_zero_activations_stay_finite(void)
             for (int64_t i = 0; i < 18 * 256; i++) p.x[i] = i % 2 ? sizes[s] : -sizes[s];
             for (int32_t r = 0; r < sop_op_linear.n_rows - 1; r++)
                 for (int64_t m = 1; m <= 18; m += 17)
-                    if (run_by(&p, &sop_op_linear.rows[r], m))
-                        CHECK(worst(&p, m, sop_op_linear.rows[r].traits) <= 1);
+                    if (run_by(&p, &sop_op_linear.rows[r], m)) {
+                        const sop_row *row = &sop_op_linear.rows[r];
+                        if (row->device == SOP_DEVICE_CUDA) { /* 16 bits have none so small: 0 */
+                            for (int64_t i = 0; i < m * 16; i++) CHECK(fabsf(p.y[i]) < 1e-30f);
+                            continue;
+                        }
+                        CHECK(worst(&p, m, row->traits) <= 1);
+                    }
             problem_finish(&p);
         }
 }

@@ -3,12 +3,14 @@
  *
  * Each CTA takes tiles of up to 64 rows, as many rows as make the tiles a whole number for each
  * multiprocessor, and streams all of k through a ring of stages of 128 k, of 256 where there are few rows:
- * no sums meet across CTAs, so bits depend neither on the card's size nor on the batch. One warp loads by
+ * no sums meet across CTAs, so bits depend neither on the card's size nor on the batch. Two warps load by
  * TMA, one warpgroup multiplies. A tile of fewer than 64 rows is multiplied as 64: what is behind it makes
  * rows that nobody reads. From 32 columns on x weighs too: the CTAs of a cluster of 2 load a half each, for
  * both. Clusters of 4 would leave pairs of multiprocessors idle, and a CTA more for the others.
  *
- * Weights are nobody's result: the ring fills with them while the kernel before still runs. x in f32
+ * Weights are nobody's result: the ring fills with them while the kernel before still runs. Where that one
+ * is short it takes bandwidth from all of its weights: then the next kernel may begin when nearly all of
+ * them have been asked for, which is 2 us before it does. x in f32
  * comes as three planes of bf16 that sum to it, [3 tokens, k]: the products are those of f32, for three
  * times as many columns. The loops count instead of dividing: a stage has 400 ns. */
 #ifndef OPS_LINEAR_SKINNY_SM90_CUH
@@ -17,7 +19,7 @@
 #include "ops/cuda/hopper.cuh"
 #include "ops/linear/skinny.cuh"
 
-enum { SKINNY_THREADS = 160, SKINNY_MOST_STAGES = 24, SKINNY_COLUMNS = 128 };
+enum { SKINNY_THREADS = 192, SKINNY_MOST_STAGES = 24, SKINNY_COLUMNS = 128 };
 
 struct skinny_maps {
     CUtensorMap x, w[3];
@@ -37,11 +39,16 @@ static inline __host__ __device__ int skinny_stage_bytes(int rows, int columns, 
 {
     return blocks * 128 * ((rows + 7) / 8 * 8 + columns);
 }
-/* Behind the ring: what a product may read past a tile, the result, two barriers a stage. */
+/* Behind the ring: what a product may read past a tile, or the result; two barriers a stage. */
+static inline __host__ __device__ int skinny_behind(int rows, int columns)
+{
+    const int past = 8192 - (rows + 7) / 8 * 1024, result = columns * 68 * 4;
+    return past > result ? past : result;
+}
 static inline __host__ __device__ int skinny_smem_bytes(int rows, int columns, int blocks,
                                                         int stages)
 {
-    return 1024 + stages * skinny_stage_bytes(rows, columns, blocks) + 8192 + columns * 68 * 4 +
+    return stages * skinny_stage_bytes(rows, columns, blocks) + skinny_behind(rows, columns) +
            16 * SKINNY_MOST_STAGES;
 }
 
@@ -70,12 +77,13 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
     const __grid_constant__ skinny_maps maps, const __grid_constant__ skinny_args p)
 {
     enum { SHARE = COLUMNS / CL }; /* rows of x that a CTA loads */
-    extern __shared__ uint8_t smem_raw[];
-    const uint32_t base = (smem_addr(smem_raw) + 1023) & ~1023u;
+    extern __shared__ __align__(1024) uint8_t smem_raw[];
+    const uint32_t base = smem_addr(smem_raw);
     const int stage = skinny_stage_bytes(p.rows, COLUMNS, BLOCKS),
               block = (p.rows + 7) / 8 * 8 * 128;
-    const uint32_t result_at = base + p.stages * stage + 8192;
-    const uint32_t full = result_at + COLUMNS * 68 * 4, empty = full + 8 * SKINNY_MOST_STAGES;
+    const uint32_t result_at = base + p.stages * stage;
+    const uint32_t full = result_at + skinny_behind(p.rows, COLUMNS),
+                   empty = full + 8 * SKINNY_MOST_STAGES;
     const int nk = (p.k + 64 * BLOCKS - 1) / (64 * BLOCKS), tid = threadIdx.x;
     const int n_tiles = skinny_tiles(p.n, p.rows);
     const int n_rounds = (n_tiles + (int)gridDim.x - 1) / (int)gridDim.x;
@@ -88,39 +96,43 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
     }
     __syncthreads();
     if (CL > 1) cluster_sync(); /* nobody's barrier is met before it exists */
-    grid_go();
 
     skinny_walk w = {0, 0, 0, 0, 0, 0, 0};
     skinny_tile(&w, p, n_tiles, blockIdx.x);
+    const int rank = CL == 1 ? 0 : blockIdx.x % CL, total = n_rounds * nk;
+    const int ahead = min(total, p.stages);
+    auto load_x = [&](const skinny_walk &v) {
+        const uint32_t to = base + v.stage * stage + BLOCKS * block, bar = full + 8 * v.stage;
+        for (int h = 0; h < BLOCKS; h++) {
+            const uint32_t at = to + (h * COLUMNS + rank * SHARE) * 128;
+            if (CL == 1)
+                tma_load_2d(at, &maps.x, (v.kb * BLOCKS + h) * 64, 0, bar);
+            else
+                tma_load_2d_multicast(at, &maps.x, (v.kb * BLOCKS + h) * 64, rank * SHARE, bar,
+                                      (1 << CL) - 1);
+        }
+    };
     if (tid == 128) {
-        const int rank = CL == 1 ? 0 : blockIdx.x % CL, total = n_rounds * nk;
-        const int ahead = min(total, p.stages);
         auto load_w = [&](const skinny_walk &v) {
             const uint32_t to = base + v.stage * stage, bar = full + 8 * v.stage;
             mbar_expect_tx(bar, BLOCKS * 128 * (p.rows + COLUMNS));
             for (int h = 0; h < BLOCKS; h++)
                 tma_load_2d(to + h * block, &maps.w[v.j], (v.kb * BLOCKS + h) * 64, v.row, bar);
         };
-        auto load_x = [&](const skinny_walk &v) {
-            const uint32_t to = base + v.stage * stage + BLOCKS * block, bar = full + 8 * v.stage;
-            for (int h = 0; h < BLOCKS; h++) {
-                const uint32_t at = to + (h * COLUMNS + rank * SHARE) * 128;
-                if (CL == 1)
-                    tma_load_2d(at, &maps.x, (v.kb * BLOCKS + h) * 64, 0, bar);
-                else
-                    tma_load_2d_multicast(at, &maps.x, (v.kb * BLOCKS + h) * 64, rank * SHARE, bar,
-                                          (1 << CL) - 1);
-            }
-        };
-        skinny_walk x = w;
+        const int late = total > 4 * p.stages ? total : max(p.stages - 3, 1); /* loads left */
+        if (total - ahead < late) grid_go();
         for (int i = 0; i < ahead; i++, skinny_next(&w, p, n_tiles, nk)) load_w(w);
         grid_wait();
-        for (int i = 0; i < ahead; i++, skinny_next(&x, p, n_tiles, nk)) load_x(x);
         for (int i = ahead; i < total; i++, skinny_next(&w, p, n_tiles, nk)) {
             mbar_wait(empty + 8 * w.stage, w.phase ^ 1);
+            if (total - i == late) grid_go();
             load_w(w);
             load_x(w);
         }
+    } else if (tid == 160) { /* x's first stages, not behind weights that the other asks for */
+        asm volatile("prefetch.tensormap [%0];" ::"l"(&maps.x) : "memory");
+        grid_wait();
+        for (int i = 0; i < ahead; i++, skinny_next(&w, p, n_tiles, nk)) load_x(w);
     } else if (tid < 128) {
         const int warp = tid / 32, lane = tid % 32;
         float *result = (float *)(smem_raw + (result_at - smem_addr(smem_raw))); /* [column][68] */
@@ -149,16 +161,22 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
                                  kb > 0 || kk > 0);
                 }
                 wgmma_commit();
-                if (kb > 0) {
+                if (COLUMNS < 32) { /* the product is short, and its stage is wanted */
+                    wgmma_wait<0>();
+                    wgmma_touch(d);
+                    release(w.stage);
+                } else if (kb > 0) {
                     wgmma_wait<1>();
                     release(before);
                 }
                 before = w.stage;
                 skinny_next(&w, p, n_tiles, nk);
             }
-            wgmma_wait<0>();
-            wgmma_touch(d);
-            release(before);
+            if (COLUMNS >= 32) {
+                wgmma_wait<0>();
+                wgmma_touch(d);
+                release(before);
+            }
 
             const int rows = t.tile < n_tiles ? min(p.rows, p.n[t.j] - t.row) : 0;
             named_sync(1, 128); /* the tile before has been read */
@@ -166,12 +184,12 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
             for (int i = 0; i < COLUMNS / 2; i++)
                 result[(i / 4 * 8 + lane % 4 * 2 + i % 2) * 68 + warp * 16 + lane / 4 +
                        i / 2 % 2 * 8] = d[i];
+            const int r = tid % 64;
+            const float bias = r < rows && p.bias[t.j] ? p.bias[t.j][t.row + r] : 0;
             named_sync(1, 128);
-            for (int e = tid; e < tokens * rows; e += 128) {
-                const int c = e / rows, r = e % rows;
-                float y = 0;
+            for (int c = tid / 64; c < tokens && r < rows; c += 2) {
+                float y = bias;
                 for (int q = p.planes - 1; q >= 0; q--) y += result[(q * p.tokens + c) * 68 + r];
-                if (p.bias[t.j]) y += p.bias[t.j][t.row + r];
                 sop_store_any(p.y, p.y_dtype, c * p.y_stride + t.at + t.row + r, y);
             }
         }

@@ -43,6 +43,7 @@ static inline sop_status sop_stream_plan(const sop_linear_desc *d, const sop_fac
     if (S::PLANES > 1)
         split->scratch_bytes += (size_t)(S::PLANES * d->tokens * sop_linear_staged_stride(d)) * 2;
     split->word[STREAM_GRID] = grid;
+    if (units * grid > INT32_MAX) return SOP_E_LIMIT;
     return split->scratch_bytes <= budget ? SOP_OK : SOP_E_LIMIT;
 }
 

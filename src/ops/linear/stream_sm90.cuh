@@ -226,15 +226,15 @@ SOP_DEV void stream_store(const stream_args &p, const stream_walk &w, int row, i
     sop_store_any(p.y, p.y_dtype, token * p.y_stride + w.at + row, sum);
 }
 
-/* The CTAs that have parts of a tile. */
+/* The CTAs that have parts of a tile. Units times CTAs fit an int, which divides in a tenth of the time of
+ * 64 bits. */
 struct stream_parts {
     int first, n;
 };
 SOP_DEV stream_parts stream_parts_of(int tile, int nk, int n_units)
 {
-    const int64_t grid = gridDim.x, unit = (int64_t)tile * nk;
-    const int first = (int)(((unit + 1) * grid - 1) / n_units);
-    return {first, (int)(((unit + nk) * grid - 1) / n_units) + 1 - first};
+    const int grid = gridDim.x, unit = tile * nk, first = ((unit + 1) * grid - 1) / n_units;
+    return {first, ((unit + nk) * grid - 1) / n_units + 1 - first};
 }
 
 /* The word of a tile: parts that have arrived, and behind 8 bits the CTAs that have gone and left their
@@ -283,8 +283,7 @@ SOP_DEV void stream_sum(const stream_args &p, const stream_walk &w, const stream
     const int all = (tokens + 7) / 8 * 4 * 32; /* of 4 threads' sums */
     const float4 *from = (const float4 *)stream_place<S>(p, part.first, 0, wg);
     /* where the first one's lie: it may have begun before the tile */
-    const int first =
-        (int)((int64_t)n_units * part.first / gridDim.x) == w.tile * nk ? 0 : (int)PLACE;
+    const int first = n_units * part.first / (int)gridDim.x == w.tile * nk ? 0 : (int)PLACE;
     for (int v = all * share / shares + threadIdx.x % 128; v < all * (share + 1) / shares;
          v += 128) {
         float4 sum = make_float4(0, 0, 0, 0);
@@ -363,8 +362,8 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
                    x_full = w_full + 8 * S::WGS * S::DEPTH, x_empty = x_full + 8 * S::X_DEPTH;
     const int nk = (p.k + S::K - 1) / S::K, n_tiles = skinny_tiles(p.n, S::ROWS);
     const int n_units = nk * n_tiles, wg = threadIdx.x / 128;
-    const int begin = (int)((int64_t)n_units * blockIdx.x / gridDim.x);
-    const int end = (int)((int64_t)n_units * (blockIdx.x + 1) / gridDim.x);
+    const int begin = n_units * (int)blockIdx.x / (int)gridDim.x;
+    const int end = n_units * ((int)blockIdx.x + 1) / (int)gridDim.x;
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::WGS * S::DEPTH; i++) mbar_init(w_full + 8 * i, 1);
         for (int i = 0; i < S::X_DEPTH; i++) {
@@ -402,8 +401,8 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
         to_fill--;
         stream_next<S>(&next, p, nk, n_tiles, S::DEPTH);
     };
-    auto load_x = [&](int stage) {
-        stream_load_x<S>(maps, p, x_at + stage * S::X_STAGE, x_full + 8 * stage, x_column);
+    auto load_x = [&](int stage, bool me) {
+        if (me) stream_load_x<S>(maps, p, x_at + stage * S::X_STAGE, x_full + 8 * stage, x_column);
         x_column += S::X_K;
         if (x_column >= nk * S::K) x_column = 0;
         x_to_fill--;
@@ -413,12 +412,12 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
         if (threadIdx.x != 0 || !any || x_to_fill <= 0) return;
         const int stage = x_stage ? x_stage - 1 : S::X_DEPTH - 1;
         mbar_wait(x_empty + 8 * stage, x_stage ? x_phase : x_phase ^ 1);
-        load_x(stage);
+        load_x(stage, true);
     };
     for (int i = 0; i < S::DEPTH; i++) fill();
     grid_wait();
-    if (threadIdx.x == 0)
-        for (int i = 0; i < S::X_DEPTH && x_to_fill > 0; i++) load_x(i);
+    /* not behind what the first warp has asked for */
+    for (int i = 0; i < S::X_DEPTH && x_to_fill > 0; i++) load_x(i, threadIdx.x == 32);
     const int tokens = (int)sop_live_rows(p.live, p.tokens);
     float acc[SUMS] = {};
     uint32_t before_part = 0; /* of the threads 0 and 32, for each slot */

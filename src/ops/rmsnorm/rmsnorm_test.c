@@ -50,11 +50,14 @@ static void squares_of_large_halves_do_not_overflow(void)
 /* The squares of 1e30 pass float32. */
 static void huge(const sop_row *row)
 {
-    float x[20], w[20], y[20];
-    sop_rmsnorm_desc d = {.tokens = 1, .dim = 20};
-    for (int i = 0; i < 20; i++) x[i] = 1e30f, w[i] = 1;
-    CHECK(norm(row, &d, x, NULL, w, y) == SOP_OK);
-    for (int i = 0; i < 20; i++) CHECK(fabsf(y[i] - 1) < 1e-6f);
+    const float sizes[] = {1e30f, 3e38f, INFINITY};
+    for (int k = 0; k < 3; k++) {
+        float x[20], w[20], y[20];
+        sop_rmsnorm_desc d = {.tokens = 1, .dim = 20};
+        for (int i = 0; i < 20; i++) x[i] = sizes[k], w[i] = 1;
+        CHECK(norm(row, &d, x, NULL, w, y) == SOP_OK);
+        for (int i = 0; i < 20; i++) CHECK(k < 2 ? fabsf(y[i] - 1) < 1e-6f : isnan(y[i]));
+    }
 }
 
 static void squares_past_float32_do_not_overflow(void)

@@ -4,6 +4,7 @@
 #define OPS_RMSNORM_WIDE_CUH
 
 #include "ops/cuda/wide.cuh"
+#include "ops/rmsnorm/rmsnorm.cuh"
 #include "sop/desc.h"
 
 template <typename X, typename R, typename Y, int REP>
@@ -14,7 +15,7 @@ static __global__ __launch_bounds__(sizeof(X) > sizeof(Y) ? 512 : 1024) void sop
     enum { N = wide<Y>::N }; /* y is never the wider one */
     __shared__ float shared[32];
     const int64_t t = blockIdx.x, h = blockIdx.y;
-    float s[REP][N], sum = 0;
+    float s[REP][N], sum = 0, by = 1;
     sop_begin();
     if (t >= sop_live_rows(live, d.tokens)) return;
     x += t * d.x_stride + h * d.x_head;
@@ -45,7 +46,20 @@ static __global__ __launch_bounds__(sizeof(X) > sizeof(Y) ? 512 : 1024) void sop
 #pragma unroll
         for (int e = 0; e < N; e++) sum += s[k][e] * s[k][e];
     }
-    const float scale = 1 / sqrtf(wide_sum(sum, shared) / (float)d.dim + d.eps);
+    sum = wide_sum(sum, shared);
+    if (isinf(sum)) {
+        by = SOP_RMSNORM_AGAIN;
+        sum = 0;
+#pragma unroll
+        for (int k = 0; k < REP; k++) {
+            if ((k * blockDim.x + threadIdx.x) * N >= d.dim) continue;
+#pragma unroll
+            for (int e = 0; e < N; e++) sum += s[k][e] * by * (s[k][e] * by);
+        }
+        __syncthreads();
+        sum = wide_sum(sum, shared);
+    }
+    const float scale = 1 / sqrtf(sum / (float)d.dim + d.eps * by * by);
 #pragma unroll
     for (int k = 0; k < REP; k++) {
         const int i = (k * blockDim.x + threadIdx.x) * N;
@@ -54,10 +68,10 @@ static __global__ __launch_bounds__(sizeof(X) > sizeof(Y) ? 512 : 1024) void sop
 #pragma unroll
         for (int e = 0; e < N; e += 4) {
             const float4 f = *(const float4 *)(w + i + e);
-            s[k][e] *= (d.offset + f.x) * scale;
-            s[k][e + 1] *= (d.offset + f.y) * scale;
-            s[k][e + 2] *= (d.offset + f.z) * scale;
-            s[k][e + 3] *= (d.offset + f.w) * scale;
+            s[k][e] = s[k][e] * by * ((d.offset + f.x) * scale);
+            s[k][e + 1] = s[k][e + 1] * by * ((d.offset + f.y) * scale);
+            s[k][e + 2] = s[k][e + 2] * by * ((d.offset + f.z) * scale);
+            s[k][e + 3] = s[k][e + 3] * by * ((d.offset + f.w) * scale);
         }
         wide_store(y + i, s[k]);
     }

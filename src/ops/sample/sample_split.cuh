@@ -808,7 +808,17 @@ SOP_DEV void split_second(const split_args &p, int64_t b, int part, int parts, s
     }
 }
 
-/* The parts of all rows that are left, dealt to the blocks. */
+/* f(row, part, parts) for the parts of all rows that are left, dealt to the blocks; how many rows. */
+template <typename F> SOP_DEV int split_deal(const split_args &p, F f)
+{
+    const int n = *p.pending, parts = n ? max(min((int)gridDim.x / n, p.tiles), 1) : 0;
+    for (int i = blockIdx.x; i < n * parts; i += gridDim.x) {
+        f(p.rows_left[i % n], i / n, parts);
+        __syncthreads();
+    }
+    return n;
+}
+
 template <typename T>
 static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
     const __grid_constant__ split_args p)
@@ -816,11 +826,8 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_second(
     __shared__ split_shared sh;
     split_make_powers(sh);
     sop_begin();
-    const int n = *p.pending, parts = n ? max(min((int)gridDim.x / n, p.tiles), 1) : 0;
-    for (int i = blockIdx.x; i < n * parts; i += gridDim.x) {
-        split_second<T>(p, p.rows_left[i % n], i / n, parts, sh);
-        __syncthreads();
-    }
+    (void)split_deal(p,
+                     [&](int b, int part, int parts) { split_second<T>(p, b, part, parts, sh); });
 }
 
 /* ---- third ---- */
@@ -900,11 +907,8 @@ static __global__ __launch_bounds__(SPLIT_THREADS) void sop_sample_split_third(
     __shared__ split_shared sh;
     split_make_powers(sh);
     sop_begin();
-    const int n = *p.pending, parts = n ? max(min((int)gridDim.x / n, p.tiles), 1) : 0;
-    for (int i = blockIdx.x; i < n * parts; i += gridDim.x) {
-        split_third<T>(p, p.rows_left[i % n], i / n, parts, sh);
-        __syncthreads();
-    }
+    const int n =
+        split_deal(p, [&](int b, int part, int parts) { split_third<T>(p, b, part, parts, sh); });
     if (threadIdx.x > 0 || n == 0) return;
     __threadfence();
     if (atomicAdd(p.left, 1) == (int)gridDim.x - 1) *p.pending = *p.left = 0;

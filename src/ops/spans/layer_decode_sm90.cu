@@ -20,7 +20,7 @@ static const char *refuse_linear(const sop_linear_desc *d, int32_t type)
     return d->k % 32 ? "k is no multiple of 32" : NULL;
 }
 
-extern "C" const char *sop_layer_decode_refuse(const void *desc)
+extern "C" const char *sop_layer_refuse(const void *desc)
 {
     const void *const *of = (const void *const *)desc;
     const sop_rmsnorm_desc *norm[2] = {(const sop_rmsnorm_desc *)of[NORM1],
@@ -79,9 +79,19 @@ extern "C" const char *sop_layer_decode_refuse(const void *desc)
         core->q_stride != qkv->y_stride || kv->k_stride != qkv->y_stride ||
         kv->v_stride != qkv->y_stride)
         return "q, k and v do not lie side by side";
-    const int64_t widest = d > gated->dim ? d : gated->dim;
+    return NULL;
+}
+
+extern "C" const char *sop_layer_decode_refuse(const void *desc)
+{
+    const void *const *of = (const void *const *)desc;
+    const sop_linear_desc *output = (const sop_linear_desc *)of[OUTPUT];
+    const char *why = sop_layer_refuse(desc);
+    if (why) return why;
+    const int64_t gated = ((const sop_gated_desc *)of[GATED])->dim;
+    const int64_t widest = output->n[0] > gated ? output->n[0] : gated;
     const int64_t most = widest > output->k ? widest : output->k;
-    if (LAYER_ROWS_AT + tokens * layer_pitch((int)most) > LAYER_SHARED)
+    if (LAYER_ROWS_AT + output->tokens * layer_pitch((int)most) > LAYER_SHARED)
         return "too wide for so many tokens";
     return NULL;
 }

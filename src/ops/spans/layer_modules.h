@@ -22,6 +22,9 @@ enum {
     LAYER_ARGS = AT_DOWN + SOP_LINEAR_ROLES
 };
 
+/* Why kernels cannot take the modules of a layer as one; NULL: they can. desc: of[MODULES] */
+const char *sop_layer_refuse(const void *desc);
+
 /* Whether each module of a layer reads what the one before it wrote. of: [MODULES], a: [LAYER_ARGS] */
 bool sop_layer_is_chained(const void *const *of, const sop_operand *a);
 

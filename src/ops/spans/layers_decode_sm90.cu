@@ -14,9 +14,9 @@ typedef layers_model<64, 896, 2, 7, 4864, SOP_ACT_SILU, 5, 512> model; /* Qwen2-
 enum { WINDOW = 3, WINDOW_HEADS = 4 }; /* slots on their way */
 enum { PAUSE = 1800 };                 /* clocks, see layers_posted */
 
-/* Keys of all tokens of a step together, from where on more multiprocessors than those of the heads'
- * clusters should read them. */
-enum { MOST_KEYS = 8192 };
+/* Keys of a sequence, of one and of two, from where on more multiprocessors than those of the heads' clusters
+ * should read them. */
+enum { MOST_KEYS = 14336, MOST_KEYS_OF_TWO = 4096 };
 
 extern "C" const char *sop_layers_decode_refuse(const void *desc)
 {
@@ -32,7 +32,7 @@ extern "C" const char *sop_layers_decode_refuse(const void *desc)
     if (core->sinks || core->cap > 0) return "sinks and caps are not taken by the layers' kernel";
     if (core->tokens > LAYERS_TOKENS)
         return "over two tokens, where the layer's own kernel is faster";
-    if (core->tokens * core->max_kv > MOST_KEYS)
+    if (core->max_kv > (core->tokens < 2 ? MOST_KEYS : MOST_KEYS_OF_TWO))
         return "sequences may be longer than the clusters of their heads should read";
     return NULL;
 }

@@ -17,6 +17,12 @@ sop_status sop_layers_decode_plan(const void *desc, const int32_t *params, const
                                   size_t budget, sop_split *split);
 sop_status sop_layers_decode_sm90(const sop_call *call);
 
+/* Large decoder layers of few tokens: layers_stream_sm90.cu */
+const char *sop_layers_stream_refuse(const void *desc);
+sop_status sop_layers_stream_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                  size_t budget, sop_split *split);
+sop_status sop_layers_stream_sm90(const sop_call *call);
+
 /* A decoder layer of few tokens: layer_decode_sm90.cu */
 const char *sop_layer_decode_refuse(const void *desc);
 sop_status sop_layer_decode_plan(const void *desc, const int32_t *params, const sop_facts *facts,

@@ -1,0 +1,400 @@
+/* Few queries, as in decode_sm80.cuh, whose list of the work and mail this kernel has; but keys and values come
+ * through the rings of ring_sm90.cuh, further ahead of the arithmetic than registers have room for. The pages
+ * of up to 16 units of a warp are looked up at once. The partial result of a warp stands where the last
+ * values were that it took; these slots alone wait for the merge. */
+#ifndef OPS_ATTENTION_DECODE_RING_SM90_CUH
+#define OPS_ATTENTION_DECODE_RING_SM90_CUH
+
+#include "ops/attention/ring_sm90.cuh"
+
+/* Of the units of a batch: their keys that count, their KV head. */
+struct ring_batch {
+    int lo, hi, head;
+};
+template <typename R> struct ring_shared {
+    enum { HEAD = R::HEAD };
+    enum { WIDE = HEAD >= 128, MOST = DECODE_MOST_TOKENS };
+    uint4 q[WIDE ? HEAD / 32 : 1][WIDE ? 32 : 1]; /* registers of products: [four][lane] */
+    int prefix[MOST + 1], warp_sum[DECODE_WARPS], start_token;
+    int seq_of[MOST], lo_of[MOST], hi_of[MOST];
+    decode_segment seg[2][DECODE_WARPS]; /* asked for by a warp; that it is at */
+    ring_unit now[HEAD > 128 ? DECODE_WARPS : 1][R::BLOCKS]; /* asked for */
+    ring_batch batch[DECODE_WARPS];
+    int u1[DECODE_WARPS];   /* where the CTA's units end */
+    int slot[DECODE_WARPS]; /* bytes: where a warp's partial result begins */
+    float m[DECODE_WARPS][DECODE_GROUP], l[DECODE_WARPS][DECODE_GROUP];
+};
+
+/* Heads up to 64 take two units at a time. */
+template <int HEAD> struct ring_decode : ring_of<HEAD, HEAD <= 64 ? 2 : 1, 20480> {
+};
+
+template <typename T, int HEAD>
+static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_sm90(
+    const __grid_constant__ decode_args p)
+{
+    enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP };
+    typedef ring_decode<HEAD> ring;
+    typedef T QO;
+    enum { WIDE = ring_shared<ring>::WIDE };
+    enum { SLOTS = ring::SLOTS, EACH = ring::EACH, PARTS = ring::PARTS, BLOCKS = ring::BLOCKS };
+    extern __shared__ __align__(256) uint8_t ring_memory[];
+    __shared__ ring_shared<ring> sh;
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
+    const int n_heads = decode_heads(p);
+    const uint32_t own_ring = ring_address(ring_memory) + warp * (SLOTS * ring::PIECE);
+    sop_begin();
+
+    /* What is asked for, units ahead of those that are computed, across segments: of a batch of 16, lane
+     * 2 i + h has the page of half h of unit i; the next batch is looked up meanwhile. */
+    decode_segment &ahead = sh.seg[0][warp], &seg = sh.seg[1][warp]; /* rarely read */
+    int u0, &u1 = sh.u1[warp];
+    auto to_segment = [&](decode_segment &s, int at) {
+        decode_segment x = s;
+        __syncwarp(); /* all lanes have read it */
+        decode_segment_at(sh, n_heads, p.seg_cost, at, u1, &x);
+        s = x;
+        __syncwarp();
+    };
+    int tab = 0, tab_next = 0, key_now = 0, left = 0, batch = 0,
+        u = 0; /* u: the first of the next batch */
+    ring_batch &of = sh.batch[warp];
+    auto look_up =
+        [&] { /* the next batch's pages */
+              while (u >= ahead.end && ahead.last < u1) {
+                  to_segment(ahead, ahead.last);
+                  u = ahead.begin + warp;
+              }
+              tab_next = 0;
+              const int unit = u + lane / 2 * WARPS;
+              if (unit < ahead.end) {
+                  const int key =
+                      (sh.lo_of[ahead.token] / UNIT + unit - ahead.first) * UNIT + lane % 2 * 8;
+                  const int i = p.page_bits >= 0 ? key >> p.page_bits : key / p.page;
+                  if (key < sh.hi_of[ahead.token])
+                      tab_next =
+                          ((const volatile int32_t *)
+                               p.a.table)[(int64_t)sh.seq_of[ahead.token] * p.table_stride + i];
+              }
+        };
+    auto begin = [&] { /* false: there is nothing to do */
+                       u0 = blockIdx.x * decode_share(p, sh.prefix);
+                       u1 = min(sh.prefix[DECODE_MOST_TOKENS] * n_heads,
+                                u0 + decode_share(p, sh.prefix));
+                       __syncwarp();
+                       if (u0 >= u1) return false;
+                       ahead.token = seg.token = sh.start_token;
+                       __syncwarp();
+                       to_segment(ahead, u0);
+                       u = ahead.begin + warp;
+                       left = 0;
+                       look_up();
+                       return true;
+    };
+    auto next_unit = [&](ring_unit &x, bool any_segment) {
+        if (left == 0 && any_segment) {
+            left = u < ahead.end ? min((ahead.end - u + WARPS - 1) / WARPS, 16) : 0;
+            const int lo = sh.lo_of[ahead.token];
+            __syncwarp(); /* all lanes have read it */
+            of = {lo, sh.hi_of[ahead.token], ahead.head / p.parts};
+            __syncwarp();
+            key_now = (lo / UNIT + u - ahead.first) * UNIT;
+            tab = tab_next;
+            batch = 0;
+            u += 16 * WARPS;
+            if (left) look_up();
+        }
+        x.what = 0;
+        x.page[0] = __shfl_sync(~0u, tab, 2 * batch & 31);
+        x.page[1] = __shfl_sync(~0u, tab, (2 * batch + 1) & 31);
+        x.at = p.page_bits >= 0 ? key_now & (p.page - 1) : key_now % p.page;
+        if (left) {
+            x.what = ring_what(of.lo - key_now, of.hi - key_now, of.head);
+            key_now += WARPS * UNIT;
+            batch++, left--;
+        }
+    };
+    decode_list(p, sh);
+    const bool any = begin();
+    const int *seq_of = sh.seq_of, *lo_of = sh.lo_of, *hi_of = sh.hi_of;
+    /* queries that see nothing */
+    for (int i = blockIdx.x; i < p.tokens; i += gridDim.x) {
+        if (seq_of[i] < 0 || hi_of[i] > lo_of[i]) continue;
+        for (int e = tid; e < p.heads * HEAD; e += WARPS * 32)
+            ((QO *)p.a.o)[i * p.o_stride + e / HEAD * p.o_head + e % HEAD] = sop_from_float<QO>(0);
+        for (int h = tid; p.a.lse && h < p.heads; h += WARPS * 32)
+            p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
+    }
+    if (!any) return;
+
+    ring_unit narrow_now[BLOCKS];
+    ring_unit(&now)[BLOCKS] = PARTS == 2 ? sh.now[warp] : narrow_now;
+    auto ask = [&](auto sub, int slot) {
+        enum { SUB = decltype(sub)::value % EACH };
+        if (SUB == 0) {
+            if (PARTS == 2) __syncwarp();
+            for (int k = 0; k < BLOCKS; k++) next_unit(now[k], k == 0);
+            if (PARTS == 2) __syncwarp();
+        }
+        if (now[0].what) ring_ask<ring, SUB>(p, own_ring + slot, now);
+        ring_commit();
+    };
+    ask(ring_sub<0>(), 0);
+    ask(ring_sub<1>(), ring::PIECE);
+    if constexpr (SLOTS > 2) ask(ring_sub<2>(), 2 * ring::PIECE);
+    if constexpr (SLOTS > 3) ask(ring_sub<3>(), 3 * ring::PIECE);
+    if constexpr (SLOTS > 4) ask(ring_sub<4>(), 4 * ring::PIECE);
+    if constexpr (SLOTS > 5) ask(ring_sub<5>(), 5 * ring::PIECE);
+    static_assert(SLOTS >= 2 && SLOTS <= 6, "as above");
+
+    uint32_t qf[WIDE ? 4 : HEAD / 8];
+    auto fetch_q = [&] {
+        const int i = seg.head % p.parts * GROUP + g; /* of the group */
+        const QO *q = (const QO *)p.a.q + seg.token * p.q_stride +
+                      (seg.head / p.parts * p.group + i) * p.q_head;
+        if constexpr (WIDE) { /* four registers of each lane's are a warp's work */
+            if (warp < HEAD / 32) {
+                uint32_t x[4];
+                ring_query<T, 32>(x, q + 32 * warp, i < p.group);
+                sh.q[warp][lane] = {x[0], x[1], x[2], x[3]};
+            }
+        } else {
+            ring_query<T, HEAD>(qf, q, i < p.group);
+        }
+    };
+    auto next_segment = [&](int at) { /* false: no unit left for this CTA */
+                                      if (at >= u1) return false;
+                                      to_segment(seg, at);
+                                      return seg.begin < seg.end;
+    };
+    int slot = 0;
+    auto further = [&] { slot = slot == (SLOTS - 1) * ring::PIECE ? 0 : slot + ring::PIECE; };
+    bool more = next_segment(u0);
+    if (more) fetch_q();
+    if (WIDE) __syncthreads();
+    while (more) {
+        float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
+#pragma unroll 1
+        for (int x = seg.begin + warp; x < seg.end; x += WARPS * BLOCKS) {
+            const bool last = x + WARPS * BLOCKS >= seg.end;
+            float s[BLOCKS][4] = {}, s1[4];
+            uint32_t b[BLOCKS][2];
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                ring_wait<SLOTS - 1>();
+#pragma unroll
+                for (int k = 0; k < BLOCKS; k++) {
+                    const uint32_t from = own_ring + slot + k * UNIT * ring::PITCH;
+                    if (part == 0)
+                        for (int i = 0; i < 4; i++) s1[i] = 0;
+                    if constexpr (WIDE)
+                        ring_keys_shared<T, ring>(from, &sh.q[0][lane], part, s[k], s1);
+                    else
+                        ring_keys<T, ring>(from, qf, s[k], s1);
+                    if (part == PARTS - 1)
+                        for (int i = 0; i < 4; i++) s[k][i] += s1[i];
+                }
+                __syncwarp();
+                if (part == 0)
+                    ask(ring_sub<SLOTS>(), slot);
+                else
+                    ask(ring_sub<SLOTS + 1>(), slot);
+                further();
+            }
+            const int lo = lo_of[seg.token], hi = hi_of[seg.token];
+            int from[BLOCKS], to[BLOCKS];
+#pragma unroll
+            for (int k = 0; k < BLOCKS; k++) {
+                const int key = (lo / UNIT + x + k * WARPS - seg.first) * UNIT;
+                from[k] = lo - key;
+                to[k] = x + k * WARPS < seg.end ? hi - key : 0; /* none of it is this CTA's */
+            }
+            ring_softmax<T, ring>(p, s, from, to, o, m, l, b);
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                if (part && last)
+                    ring_wait<SLOTS - 2>(); /* nothing was asked for since */
+                else
+                    ring_wait<SLOTS - 1>();
+#pragma unroll
+                for (int k = 0; k < BLOCKS; k++)
+                    ring_values<T, ring>(own_ring + slot + k * UNIT * ring::PITCH, b[k][0], b[k][1],
+                                         o + part * (ring::WIDTH / 16));
+                __syncwarp();
+                if (!last) {
+                    if (part == 0)
+                        ask(ring_sub<SLOTS + PARTS>(), slot);
+                    else
+                        ask(ring_sub<SLOTS + PARTS + 1>(), slot);
+                }
+                further();
+            }
+        }
+        /* where the last values were, if any; the slots go round */
+        const int kept = slot >= PARTS * ring::PIECE ? slot - PARTS * ring::PIECE
+                                                     : slot + (SLOTS - PARTS) * ring::PIECE;
+        const decode_segment done = seg;
+        const int warps = min((int)WARPS, done.end - done.begin); /* that had a unit */
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            for (int z = 4; z < 32; z *= 2) l[r] += __shfl_xor_sync(~0u, l[r], z);
+            if (g == 0) {
+                sh.m[warp][2 * t + r] = m[r];
+                sh.l[warp][2 * t + r] = l[r];
+            }
+        }
+        if (lane == 0) sh.slot[warp] = kept;
+        auto piece_after = [&](int at) {
+            return at == (SLOTS - 1) * ring::PIECE ? 0 : at + ring::PIECE;
+        };
+        if (warp < warps) {
+            ring_put<ring>(own_ring + kept, o);
+            if (PARTS == 2) ring_put<ring>(own_ring + piece_after(kept), o + HEAD / 32);
+        }
+        more = next_segment(done.last);
+        if (!WIDE && more) fetch_q(); /* they come in under the merge */
+        __syncthreads();
+        if (WIDE && more) fetch_q(); /* no warp needs the last ones */
+        /* thread: head `warp` of the piece, D channels: side by side, or every 32nd */
+        enum {
+            D = (HEAD + 31) / 32,
+            AT_A_TIME = D > 4   ? 1
+                        : D > 2 ? 2
+                                : 4,
+            PAIRS = HEAD % 64 == 0
+        };
+        auto channel = [&](int i) { return HEAD % 32 ? lane + 32 * i : lane * D + i; };
+        float top = -INFINITY, den = 0, y[D] = {};
+        float share_of[WARPS];
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            share_of[w] = w < warps ? sh.m[w][warp] : -INFINITY;
+            top = fmaxf(top, share_of[w]);
+        }
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            share_of[w] = w < warps ? decode_exp2((share_of[w] - top) * k2) : 0;
+            den += sh.l[w][warp] * share_of[w];
+        }
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const uint8_t *const from = ring_memory + w * (SLOTS * ring::PIECE);
+            const int at = sh.slot[w];
+            auto row =
+                [&](int d) { /* where channel d is */
+                             return (const float *)(from +
+                                                    (d < ring::WIDTH ? at : piece_after(at))) +
+                                    ring_place<ring>(warp, d % ring::WIDTH);
+                };
+            const float f = share_of[w];
+            if constexpr (D % 4 == 0) {
+#pragma unroll
+                for (int i = 0; i < D; i += 4) {
+                    float4 z = {0, 0, 0, 0};
+                    if (w < warps) z = *(const float4 *)row(lane * D + i);
+                    y[i] += f * z.x, y[i + 1] += f * z.y, y[i + 2] += f * z.z, y[i + 3] += f * z.w;
+                }
+            } else if constexpr (D == 2 && HEAD == 64) {
+                float2 z = {0, 0};
+                if (w < warps) z = *(const float2 *)row(lane * D);
+                y[0] += f * z.x, y[1] += f * z.y;
+            } else {
+#pragma unroll
+                for (int i = 0; i < D; i++)
+                    if (w < warps && (HEAD % 32 == 0 || channel(i) < HEAD))
+                        y[i] += f * *row(channel(i));
+            }
+        }
+        __syncthreads(); /* what is in the slots is no longer needed */
+        if (warp < warps) {
+            ask(ring_sub<SLOTS + PARTS>(), kept);
+            if constexpr (PARTS == 2) ask(ring_sub<SLOTS + PARTS + 1>(), piece_after(kept));
+        }
+        const int share = decode_share(p, sh.prefix);
+        const int first_cta = done.first / share, last_cta = (done.last - 1) / share;
+        const int in_group = done.head % p.parts * GROUP + warp;
+        const bool write = (int)blockIdx.x == first_cta; /* else that CTA is sent this one's part */
+        auto slot_of = [&](int cta) {
+            return p.mail + ((int64_t)cta * min((int)GROUP, p.group) + warp) * (HEAD + 4);
+        };
+        if (!write && in_group < p.group) {
+            float *to = slot_of(blockIdx.x);
+#pragma unroll
+            for (int i = 0; i < D; i++) {
+                if (!PAIRS && (HEAD % 32 == 0 || channel(i) < HEAD))
+                    decode_post(to + channel(i), y[i]);
+                if (PAIRS && i % 2) decode_post2(to + channel(i - 1), y[i - 1], y[i]);
+            }
+            if (lane == 0) decode_post2(to + HEAD, top, den);
+        }
+        if (write && in_group < p.group)
+            for (int from = first_cta + 1; from <= last_cta; from += AT_A_TIME) {
+                float x[AT_A_TIME][D], ml[AT_A_TIME][2];
+                bool all;
+                do {
+                    all = true;
+#pragma unroll
+                    for (int j = 0; j < AT_A_TIME; j++) {
+                        if (from + j > last_cta) break;
+                        const float *o_of = slot_of(from + j);
+#pragma unroll
+                        for (int i = 0; i < D; i++) {
+                            if (!PAIRS && (HEAD % 32 == 0 || channel(i) < HEAD))
+                                x[j][i] = decode_look(o_of + channel(i));
+                            if (PAIRS && i % 2)
+                                decode_look2(o_of + channel(i - 1), x[j][i - 1], x[j][i]);
+                        }
+                        decode_look2(o_of + HEAD, ml[j][0], ml[j][1]);
+                    }
+#pragma unroll
+                    for (int j = 0; j < AT_A_TIME; j++) {
+                        if (from + j > last_cta) break;
+                        all &= __float_as_uint(ml[j][0]) && __float_as_uint(ml[j][1]);
+#pragma unroll
+                        for (int i = 0; i < D; i++)
+                            if (HEAD % 32 == 0 || channel(i) < HEAD)
+                                all &= __float_as_uint(x[j][i]) != 0;
+                    }
+                } while (!__all_sync(~0u, all));
+#pragma unroll
+                for (int j = 0; j < AT_A_TIME; j++) {
+                    if (from + j > last_cta) break;
+                    float *o_of = slot_of(from + j);
+                    const float up = fmaxf(top, ml[j][0]), f0 = decode_exp2((top - up) * k2);
+                    const float f1 = decode_exp2((ml[j][0] - up) * k2);
+                    den = den * f0 + ml[j][1] * f1;
+                    top = up;
+#pragma unroll
+                    for (int i = 0; i < D; i++) {
+                        if (HEAD % 32 && channel(i) >= HEAD) continue;
+                        y[i] = y[i] * f0 + x[j][i] * f1;
+                        o_of[channel(i)] = 0; /* as it was */
+                    }
+                    if (lane < 2) o_of[HEAD + lane] = 0;
+                }
+            }
+        if (write && in_group < p.group) {
+            const int head = done.head / p.parts * p.group + in_group;
+            QO *to = (QO *)p.a.o + done.token * p.o_stride + head * p.o_head;
+            float base = top * k2;
+            if (p.a.sinks) { /* one key more, whose value is 0 */
+                const float sink = p.a.sinks[head] * 1.44269504f, up = fmaxf(base, sink);
+                const float keep = decode_exp2(base - up);
+                den = den * keep + decode_exp2(sink - up);
+#pragma unroll
+                for (int i = 0; i < D; i++) y[i] *= keep;
+                base = up;
+            }
+#pragma unroll
+            for (int i = 0; i < D; i++)
+                if (HEAD % 32 == 0 || channel(i) < HEAD)
+                    to[channel(i)] = sop_from_float<QO>(y[i] / den);
+            if (p.a.lse && lane == 0)
+                p.a.lse[(int64_t)done.token * p.heads + head] = (base + log2f(den)) * 0.693147181f;
+        }
+    }
+    ring_wait<0>();
+}
+
+#endif

@@ -1,0 +1,370 @@
+/* i4_128 with up to 16 tokens: the weights' bytes are all that counts, and what becomes of them has to be
+ * done in few instructions. sop_planes_of() makes of each block of 128 of x integers of 16 bits times a step,
+ * 1/32639 of the block's largest, as two planes of 8 bits. Then words of weights need but a mask each for
+ * four products of integers:
+ *
+ *     y = sum over blocks of scale step (256 high + low - zero sum of x's integers)
+ *
+ * A block of x is a row of 128 bytes for each token's high and low part, swizzled as products want them.
+ *
+ * A CTA has RG tiles of up to 64 rows, as many rows as make the tiles a whole number for each
+ * multiprocessor. Parts of k of a tile are shared by 4 / RG warpgroups of each CTA of a cluster, each with
+ * its own ring of weights. They put their sums where their last weights lay and add a share each, in the
+ * order of k. */
+#ifndef OPS_LINEAR_PLANES_SM90_CUH
+#define OPS_LINEAR_PLANES_SM90_CUH
+
+#include "ops/cuda/hopper.cuh"
+#include "ops/linear/skinny.cuh"
+
+struct planes_maps {
+    CUtensorMap w[3];
+};
+struct planes_args {
+    const float *bias[3]; /* NULL: none */
+    const int32_t *live;
+    const uint8_t *planes; /* [blocks][2 COLUMNS][128] */
+    const int2 *steps;     /* [blocks][COLUMNS]: step and sum */
+    void *y;
+    int64_t y_stride; /* in elements */
+    int32_t y_dtype, tokens, k, n[3];
+    int32_t rows, x_depth; /* of a tile; stages of x */
+};
+
+/* Threads; blocks of a stage of w; steps of a block's largest x. */
+enum { PLANES_THREADS = 512, PLANES_BLOCKS = 4, PLANES_MOST = 127 * 256 + 127 };
+
+/* Columns of x, tiles of a CTA, CTAs of a cluster, which share these tiles. */
+template <int COLUMNS_, int RG_, int CL_> struct planes_shape {
+    enum {
+        COLUMNS = COLUMNS_,
+        RG = RG_,
+        CL = CL_,
+        DEPTH = 2,   /* stages of w: beside three there is little room for x, and all wait for it */
+        KW = 4 / RG, /* parts of k in a CTA */
+        PARTS = KW * CL,            /* of k */
+        PITCH = 17 * PLANES_BLOCKS, /* words of a row of a stage of w */
+        XB = COLUMNS == 4 ? 2 : 1,  /* blocks of a stage of x */
+        TILE = 2 * COLUMNS * 128,   /* a block of x */
+        STEPS = COLUMNS * 8,        /* its steps and sums */
+        X_STAGE = XB * TILE,
+        X_STEPS = XB * STEPS,
+        X_MOST = 8,                      /* stages of x */
+        SHARE = 64 * COLUMNS / PARTS,    /* sums that a part adds up */
+        SUMS_PITCH = 72,                 /* rows of a column of a tile's sums */
+        SUMS = COLUMNS * SUMS_PITCH * 4, /* bytes of them */
+        BARS = 8 * (4 * DEPTH + 2 * KW * X_MOST + 2 * RG),
+        ROOM = 226 * 1024 - BARS /* beside it there is a place for a CTA of sop_planes_of */
+    };
+};
+/* Bytes of a stage of w, at least those of the sums of a tile. A product has 64 rows, whatever they are: it
+ * reads past the last stage, up to the end of x. */
+template <typename S> static inline __host__ __device__ int planes_stage(int rows)
+{
+    const int bytes = (rows * S::PITCH * 4 + 127) / 128 * 128;
+    return bytes < S::SUMS ? (int)S::SUMS : bytes;
+}
+/* Stages of x that have room; shared memory of it all. */
+template <typename S> static inline int planes_x_depth(int rows)
+{
+    const int depth = (S::ROOM - (4 * S::DEPTH * planes_stage<S>(rows) + 1023) / 1024 * 1024) /
+                      (S::KW * (S::X_STAGE + S::X_STEPS));
+    return depth < S::X_MOST ? depth : (int)S::X_MOST;
+}
+template <typename S> static inline int planes_smem(int rows)
+{
+    return (4 * S::DEPTH * planes_stage<S>(rows) + 1023) / 1024 * 1024 +
+           S::KW * planes_x_depth<S>(rows) * (S::X_STAGE + S::X_STEPS) + S::BARS;
+}
+
+/* A warp has a block of a token. blocks: those of k, in whole stages. */
+template <int COLUMNS>
+static __global__ __launch_bounds__(128) void sop_planes_of(const void *x, int32_t dtype,
+                                                            int64_t x_stride, int tokens, int k,
+                                                            int blocks, uint8_t *planes,
+                                                            int2 *steps)
+{
+    const int i = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32, t = i % tokens,
+              b = i / tokens;
+    sop_begin();
+    if (b >= blocks) return;
+    float f[4] = {};
+    if (b * 128 < k)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            f[e] = sop_load_any(x, dtype, t * x_stride + b * 128 + lane * 4 + e);
+    const float most = fmaxf(fmaxf(fabsf(f[0]), fabsf(f[1])), fmaxf(fabsf(f[2]), fabsf(f[3])));
+    const float m = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
+    uint8_t *to = planes + (int64_t)b * COLUMNS * 256;
+    const float up = m < 0x1p-90f ? 0x1p64f : 1; /* where a step's inverse would be infinite */
+    const float per = m > 0 ? (float)PLANES_MOST / (m * up) : 0;
+    int v[4], h[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        v[e] = __float2int_rn(f[e] * up * per);
+        h[e] = (v[e] + 128) >> 8;
+    }
+    const int sum = __reduce_add_sync(~0u, v[0] + v[1] + v[2] + v[3]);
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        const int *o = q ? v : h, row = 2 * t + q;
+        *(uint32_t *)(to + row * 128 + ((lane / 4 ^ row % 8) << 4) + lane % 4 * 4) =
+            __byte_perm(__byte_perm(o[0], o[1], 0x0040), __byte_perm(o[2], o[3], 0x0040), 0x5410);
+    }
+    if (lane == 0)
+        steps[(int64_t)b * COLUMNS + t] = make_int2(__float_as_int(m / (float)PLANES_MOST), sum);
+}
+
+// clang-format off
+#define PLANES_MMA(N, REGS, A0, A1, A2, A3, B, ADD, ...) \
+    SOP_DEV void planes_mma(int (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) \
+    { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.u8.s8 {" REGS \
+                     "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p;\n}" \
+                     : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
+    }
+#define PLANES_D(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+PLANES_MMA(8, R4, 4, 5, 6, 7, 8, 9, PLANES_D(0))
+PLANES_MMA(16, R8, 8, 9, 10, 11, 12, 13, PLANES_D(0), PLANES_D(4))
+PLANES_MMA(32, R16, 16, 17, 18, 19, 20, 21, PLANES_D(0), PLANES_D(4), PLANES_D(8), PLANES_D(12))
+// clang-format on
+
+SOP_DEV uint32_t planes_rank(void)
+{
+    uint32_t r;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+SOP_DEV uint32_t planes_at(uint32_t addr, uint32_t cta)
+{
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(cta));
+    return r;
+}
+SOP_DEV void planes_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(dst),
+        "l"(src), "r"(bytes), "r"(bar)
+        : "memory");
+}
+/* One arrival on a CTA's barrier, releases this thread's writes to the cluster; waits and acquires. */
+SOP_DEV void planes_give(uint32_t bar, uint32_t cta)
+{
+    asm volatile(
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(planes_at(bar, cta))
+        : "memory");
+}
+SOP_DEV void planes_take(uint32_t bar, uint32_t parity)
+{
+    asm volatile(
+        "{\n.reg .pred p;\nW:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+        "@!p bra W;\n}" ::"r"(bar),
+        "r"(parity)
+        : "memory");
+}
+/* Masks are done by here: while the product before is on its way, or after it where registers are few. */
+SOP_DEV void planes_pin(uint32_t (&a)[4][4])
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+SOP_DEV float planes_load(uint32_t addr)
+{
+    float v;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(addr) : "memory");
+    return v;
+}
+
+template <typename S>
+static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
+    const __grid_constant__ planes_maps maps, const __grid_constant__ planes_args p)
+{
+    enum { SUMS = S::COLUMNS / 2 };
+    extern __shared__ __align__(1024) uint8_t smem_raw[];
+    const int stage_bytes = planes_stage<S>(p.rows);
+    const uint32_t base = smem_addr(smem_raw),
+                   x_all = (base + 4 * S::DEPTH * stage_bytes + 1023) & ~1023u;
+    const uint32_t bars = x_all + S::KW * p.x_depth * (S::X_STAGE + S::X_STEPS);
+    const int tid = threadIdx.x % 128, lane = tid % 32, warp = tid / 32,
+              wg = __shfl_sync(~0u, (int)threadIdx.x / 128, 0); /* the same for a warp */
+    const int rg = wg % S::RG, kw = wg / S::RG, rank = S::CL > 1 ? planes_rank() : 0,
+              part = rank * S::KW + kw;
+    const int cluster = blockIdx.x / S::CL, n_clusters = gridDim.x / S::CL;
+    const uint32_t full = bars + 8 * wg * S::DEPTH,
+                   x_full = bars + 8 * (4 * S::DEPTH + kw * S::X_MOST),
+                   x_empty = x_full + 8 * S::KW * S::X_MOST,
+                   ready = bars + 8 * (4 * S::DEPTH + 2 * S::KW * S::X_MOST + rg),
+                   done = ready + 8 * S::RG;
+    if (threadIdx.x == 0) {
+        const int x = 4 * S::DEPTH, e = x + S::KW * S::X_MOST, r = e + S::KW * S::X_MOST;
+        for (int i = 0; i < e; i++) mbar_init(bars + 8 * i, 1);
+        for (int i = e; i < r; i++) mbar_init(bars + 8 * i, 4 * S::RG);
+        for (int i = r; i < r + 2 * S::RG; i++) mbar_init(bars + 8 * i, 4 * S::PARTS);
+        fence_mbar_init();
+    }
+    __syncthreads();
+    if (S::CL > 1)
+        asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); /* barriers exist */
+    grid_go();
+
+    const int nk = (p.k + 128 * PLANES_BLOCKS - 1) / (128 * PLANES_BLOCKS);
+    const int k0 = nk * part / S::PARTS, k_units = nk * (part + 1) / S::PARTS - k0;
+    const int n_tiles = skinny_tiles(p.n, p.rows), round = n_clusters * S::RG;
+    const int rounds = (n_tiles + round - 1) / round;
+    const uint32_t ring = base + wg * S::DEPTH * stage_bytes,
+                   x_at = x_all + kw * p.x_depth * S::X_STAGE,
+                   info_at = x_all + p.x_depth * (S::KW * S::X_STAGE + kw * S::X_STEPS);
+    const uint8_t *rows = smem_raw + (ring - base) + (warp * 16 + lane / 4) * S::PITCH * 4;
+    int tile = cluster * S::RG + rg, f_row, f_at, f_tile = tile, f_k = 0, f_stage = 0,
+        to_fill = rounds * k_units;
+    int f_j = skinny_part(p.n, p.rows, min(f_tile, n_tiles - 1), &f_row, &f_at);
+    auto fill = [&] {
+        if (tid != 0 || to_fill <= 0) return;
+        mbar_expect_tx(full + 8 * f_stage, p.rows * S::PITCH * 4);
+        tma_load_2d(ring + f_stage * stage_bytes, &maps.w[f_j], (k0 + f_k) * S::PITCH, f_row,
+                    full + 8 * f_stage);
+        to_fill--;
+        if (++f_stage == S::DEPTH) f_stage = 0;
+        if (++f_k == k_units && to_fill > 0) {
+            f_k = 0;
+            f_tile += round;
+            f_j = skinny_part(p.n, p.rows, min(f_tile, n_tiles - 1), &f_row, &f_at);
+        }
+    };
+    int x_block = 0, x_to_fill = rounds * k_units * PLANES_BLOCKS / S::XB;
+    auto load_x = [&](int stage, bool me) {
+        const int64_t block = k0 * PLANES_BLOCKS + x_block;
+        const uint32_t bytes = S::XB > 1 ? S::X_STAGE : 256 * p.tokens, bar = x_full + 8 * stage;
+        if (me) {
+            mbar_expect_tx(bar, bytes + S::X_STEPS);
+            planes_copy(x_at + stage * S::X_STAGE, p.planes + block * S::TILE, bytes, bar);
+            planes_copy(info_at + stage * S::X_STEPS, p.steps + block * S::COLUMNS, S::X_STEPS,
+                        bar);
+        }
+        x_block += S::XB;
+        if (x_block == k_units * PLANES_BLOCKS) x_block = 0;
+        x_to_fill--;
+    };
+    for (int i = 0; i < S::DEPTH; i++) fill();
+    grid_wait();
+    /* not behind what the first warp has asked for */
+    for (int i = 0; i < p.x_depth && x_to_fill > 0; i++) load_x(i, tid == 32 && rg == 0);
+    const int tokens = (int)sop_live_rows(p.live, p.tokens);
+    if (S::CL > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+
+    int stage = 0, phase = 0, x_stage = 0, x_phase = 0, d[S::COLUMNS] = {};
+    for (int r = 0; r < rounds; r++, tile += round) {
+        uint32_t last = ring, a[2][4][4];
+        float acc[SUMS] = {}, scale[2][2];
+        int zero[2][2];
+        /* ends the product of block b */
+        auto settle = [&](int b, bool any) {
+            wgmma_wait<0>();
+#pragma unroll
+            for (int i = 0; i < S::COLUMNS; i++) asm volatile("" : "+r"(d[i])::"memory");
+            if (!any) return;
+            const int2 *info = (const int2 *)(smem_raw + (info_at - base) + x_stage * S::X_STEPS +
+                                              b % S::XB * S::STEPS);
+#pragma unroll
+            for (int i = 0; i < SUMS; i++) { /* token 4 (i / 2) + lane % 4, row of i % 2 */
+                const int2 of = info[i / 2 * 4 + lane % 4];
+                const int sum = d[2 * i] * 256 + d[2 * i + 1] - zero[b % 2][i % 2] * of.y;
+                acc[i] = fmaf(scale[b % 2][i % 2] * __int_as_float(of.x), (float)sum, acc[i]);
+            }
+            if (b % S::XB != S::XB - 1) return;
+            __syncwarp();
+            if (lane == 0) mbar_arrive(x_empty + 8 * x_stage);
+            if (tid == 0 && rg == 0 && x_to_fill > 0) {
+                mbar_wait(x_empty + 8 * x_stage, x_phase);
+                load_x(x_stage, true);
+            }
+            if (++x_stage == p.x_depth) x_stage = 0, x_phase ^= 1;
+        };
+        for (int u = 0; u < k_units; u++) {
+            const uint8_t *unit = rows + stage * stage_bytes;
+            mbar_wait(full + 8 * stage, phase);
+#pragma unroll
+            for (int b = 0; b < PLANES_BLOCKS; b++) {
+#pragma unroll
+                for (int q = 0; q < 2; q++) {
+                    const uint32_t *row = (const uint32_t *)(unit + q * 8 * S::PITCH * 4) + b * 17,
+                                   head = row[0];
+                    scale[b % 2][q] = __half2float(__ushort_as_half((unsigned short)head));
+                    zero[b % 2][q] = head >> 16 & 255;
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const uint32_t w = row[1 + i * 4 + lane % 4];
+                        a[b % 2][i][q] = w & 0x0f0f0f0f;
+                        a[b % 2][i][2 + q] = w >> 4 & 0x0f0f0f0f;
+                    }
+                }
+                if (S::COLUMNS < 16) planes_pin(a[b % 2]);
+                if (b == PLANES_BLOCKS - 1) {
+                    fence_async(); /* waits for loads */
+                    named_sync(1 + wg, 128);
+                    if (u == k_units - 1)
+                        last = ring + stage * stage_bytes;
+                    else
+                        fill();
+                }
+                settle(b + PLANES_BLOCKS - 1, u > 0 || b > 0);
+                if (b % S::XB == 0) mbar_wait(x_full + 8 * x_stage, x_phase);
+                if (S::COLUMNS == 16) planes_pin(a[b % 2]);
+                const uint64_t x = desc_k_major(x_at + x_stage * S::X_STAGE + b % S::XB * S::TILE);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    planes_mma(d, a[b % 2][i], desc_advance(x, i * 32), i > 0);
+                wgmma_commit();
+            }
+            if (++stage == S::DEPTH) stage = 0, phase ^= 1;
+        }
+        settle(PLANES_BLOCKS - 1, k_units > 0);
+        /* sums of the part: [column][SUMS_PITCH] */
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) {
+            const int row = warp * 16 + lane / 4 + i % 2 * 8;
+            const int t = i / 2 * 4 + lane % 4;
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(last + (t * S::SUMS_PITCH + row) * 4),
+                         "f"(acc[i])
+                         : "memory");
+        }
+        __syncwarp();
+        if (lane < S::CL) planes_give(ready, lane);
+        int row0, at;
+        const int j = skinny_part(p.n, p.rows, min(tile, n_tiles - 1), &row0, &at),
+                  row = (part * S::SHARE + tid) % 64;
+        uint32_t from[S::PARTS];
+#pragma unroll
+        for (int c = 0; c < S::PARTS; c++) {
+            const int theirs = nk * (c + 1) / S::PARTS - nk * c / S::PARTS;
+            const uint32_t slot = theirs ? ((r + 1) * theirs - 1) % S::DEPTH * stage_bytes : 0;
+            from[c] = base + (c % S::KW * S::RG + rg) * S::DEPTH * stage_bytes + slot;
+            if (S::CL > 1) from[c] = planes_at(from[c], c / S::KW);
+        }
+        const bool mine = tile < n_tiles && row < p.rows && row0 + row < p.n[j];
+        const float bias = mine && p.bias[j] ? p.bias[j][row0 + row] : 0;
+        planes_take(ready, r & 1);
+#pragma unroll
+        for (int e = 0; e < (S::SHARE + 127) / 128; e++) {
+            const int t = (part * S::SHARE + e * 128 + tid) / 64;
+            if (!mine || e * 128 + tid >= S::SHARE || t >= tokens) break;
+            float sum = bias;
+#pragma unroll
+            for (int c = 0; c < S::PARTS; c++)
+                sum += planes_load(from[c] + (t * S::SUMS_PITCH + row) * 4);
+            sop_store_any(p.y, p.y_dtype, t * p.y_stride + at + row0 + row, sum);
+        }
+        __syncwarp();
+        if (lane < S::CL) planes_give(done, lane);
+        /* nobody goes, nor is the place filled, before the others have read it */
+        planes_take(done, r & 1);
+        fence_async();
+        if (k_units > 0) fill();
+    }
+}
+
+#endif

@@ -1,0 +1,308 @@
+/* The products of large layers: weights that come through the ring, and their sums. */
+#ifndef OPS_SPANS_LAYERS_STREAM_PRODUCT_CUH
+#define OPS_SPANS_LAYERS_STREAM_PRODUCT_CUH
+
+#include "ops/spans/layers_stream_args.cuh"
+
+/* Row `half` of a unit of a layer's q k v. */
+template <typename T, int HEAD>
+SOP_DEV const char *layer_row(const layer_args &p, int layer, int unit, int half)
+{
+    const layer_shape &shape = p.shape[0];
+    int j = 0, row = unit / (HEAD / 2) * HEAD + unit % (HEAD / 2) + half * (HEAD / 2);
+    for (; j < 2 && row >= shape.n[j]; j++) row -= shape.n[j];
+    return (const char *)((const T *)p.own[layer].w[j] + (int64_t)row * shape.k);
+}
+
+SOP_DEV void layer_bulk(uint32_t to, const void *from, int bytes, uint32_t bar)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "r"(bytes), "r"(bar)
+        : "memory");
+}
+
+/* All slots of all layers, in the order in which they are used. visit(rows, where, bytes, pitch): where(i)
+ * tells where row i is, of so many bytes; pitch: from row to row in the slot. What it takes for a slot is all
+ * that lies between one and the next. */
+template <typename T, int HEAD, typename Visit>
+SOP_DEV void layer_slots(const layer_args &p, const layer_plan &plan, Visit visit)
+{
+#pragma unroll 1
+    for (int layer = 0; layer < p.layers; layer++)
+#pragma unroll 1
+        for (int product = 0; product < 4; product++) {
+            const layer_part part = plan.part[product];
+            const int all = part.steps * 64, piece = part.piece * 64, at = p.shape[product].at;
+            const char *const base[2] = {(const char *)p.own[layer].w[at],
+                                         (const char *)p.own[layer].w[at + (product == 2)]};
+            auto group = [&](int u, int s) {
+                const int rows = layer_rows_of(part, u);
+#pragma unroll 1
+                for (int r = 0; r < rows; r += part.rows)
+                    visit(
+                        min(part.rows, rows - r),
+                        [&](int i) {
+                            const int row = r + i;
+                            if (product == 0)
+                                return layer_row<T, HEAD>(p, layer, u + row / 2, row % 2) + s;
+                            if (product == 2)
+                                return base[row % 2] + (int64_t)(u + row / 2) * all + s;
+                            return base[0] + (int64_t)(u + row) * all + s;
+                        },
+                        min(piece, all - s), part.pitch);
+            };
+            if (product == 3) { /* piece by piece of k */
+#pragma unroll 1
+                for (int s = 0; s < all; s += piece)
+#pragma unroll 1
+                    for (int u = part.first; u < part.last; u += part.each) group(u, s);
+            } else {
+#pragma unroll 1
+                for (int u = part.first; u < part.last; u += part.each)
+#pragma unroll 1
+                    for (int s = 0; s < all; s += piece) group(u, s);
+            }
+        }
+}
+
+/* A thread that asks for weights, a slot in turn with the others. A copy takes it about 100 clocks, however
+ * long it is, and several lanes of a warp one after the other. */
+template <typename T, int HEAD>
+SOP_DEV void layer_ask(const layer_args &p, const layer_plan &plan, uint32_t base)
+{
+    const int role = (int)threadIdx.x / 32 - LAYER_WARPS;
+    const uint32_t bars = base + p.map.bars;
+    layer_ring r = {0, 0}, came = r; /* behind r by the window */
+    int sent = 0;
+    layer_slots<T, HEAD>(p, plan, [&](int rows, auto where, int bytes, int pitch) {
+        /* of every slot: so none is ahead of another by so much that a slot has come twice */
+        if (sent >= p.window) mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
+        if (sent % LAYER_ASKERS == role) {
+            const uint32_t full = bars + 8 * (LAYER_FULL + r.slot);
+            const uint32_t to = base + p.map.ring + r.slot * p.map.slot;
+            mbar_wait(bars + 8 * (LAYER_EMPTY + r.slot), r.phase ^ 1);
+            mbar_expect_tx(full, rows * bytes);
+#pragma unroll 1
+            for (int i = 0; i < rows; i++) layer_bulk(to + i * pitch, where(i), bytes, full);
+        }
+        if (sent >= p.window) layer_turn(came, p.ring);
+        layer_turn(r, p.ring);
+        sent++;
+    });
+}
+
+SOP_DEV uint4 layer_shared(uint32_t at)
+{
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(at)
+                 : "memory");
+    return x;
+}
+
+/* Groups, of all products; and the one that this warp is still to add: its number, its first unit. */
+struct layer_sums {
+    int group, due, unit;
+};
+
+/* The warps' sums of a group that is this warp's, added. out(unit, token, sum of that unit's row, sum of its
+ * other row). */
+template <typename Out>
+SOP_DEV void layer_add(const layer_args &p, const layer_part &part, uint8_t *shared, layer_sums &s,
+                       int tokens, Out out)
+{
+    const int lane = layer_thread() % 32;
+    const int slot = s.due % LAYER_SUMS, phase = s.due / LAYER_SUMS % 2;
+    const uint32_t bars = smem_addr(shared) + p.map.bars;
+    const float *all = (const float *)(shared + p.map.sums) + slot * LAYER_SHARE * 32;
+    mbar_wait(bars + 8 * (LAYER_SUMS_FULL + slot), phase);
+    static_assert(LAYER_TOKENS * LAYER_ROWS == 32, "a lane each");
+    const int tok = lane / LAYER_ROWS, row = lane % LAYER_ROWS;
+    float x = 0;
+#pragma unroll
+    for (int k = 0; k < LAYER_SHARE; k++) x += all[k * 32 + lane];
+    const float y = __shfl_down_sync(~0u, x, 1);
+    const bool single = part.kind == LAYER_SINGLE;
+    if (tok < tokens && row < layer_rows_of(part, s.unit) && (single || row % 2 == 0))
+        out(s.unit + (single ? row : row / 2), tok, x, y);
+    __syncwarp();
+    if (lane == 0) mbar_arrive(bars + 8 * (LAYER_SUMS_EMPTY + slot));
+    s.due = -1;
+}
+
+/* Whether a sum is due when s.group groups have been left: the others need not have been as fast. */
+SOP_DEV bool layer_due(const layer_sums &s, bool all)
+{
+    return s.due >= 0 && (all || s.group - s.due > LAYER_LATER);
+}
+
+/* This warp's sums of a piece of a group, d0 and d1 of token lane / 4 and rows lane % 4 * 2 and the next, to
+ * those of the pieces before; then for the warp that adds them, which may be this one, later. ahead: groups
+ * after the next. */
+SOP_DEV void layer_leave(const layer_args &p, uint8_t *shared, layer_sums &s, int ahead, int unit,
+                         int tokens, bool first, bool last, float d0, float d1)
+{
+    const int tid = layer_thread(), warp = tid / 32, lane = tid % 32, group = s.group + ahead;
+    const int slot = group % LAYER_SUMS, phase = group / LAYER_SUMS % 2;
+    const uint32_t bars = smem_addr(shared) + p.map.bars;
+    float2 *to = (float2 *)((float *)(shared + p.map.sums) +
+                            (slot * LAYER_SHARE + warp % LAYER_SHARE) * 32) +
+                 lane;
+    if (first) mbar_wait(bars + 8 * (LAYER_SUMS_EMPTY + slot), phase ^ 1);
+    if (lane / 4 < tokens) {
+        const float2 was = first ? make_float2(0, 0) : *to;
+        *to = make_float2(was.x + d0, was.y + d1);
+    }
+    if (!last) return;
+    __syncwarp();
+    if (lane == 0) mbar_arrive(bars + 8 * (LAYER_SUMS_FULL + slot));
+    /* of its stream, in turn */
+    if (group / LAYER_STREAMS % LAYER_SHARE == warp % LAYER_SHARE) s.due = group, s.unit = unit;
+}
+
+/* 16 bytes of 8 rows of a weight times 16 bytes of x, whose words lie 0, 2, 1, 3, so that they are an A as
+ * they are: d[0] and d[1] sum words 0 and 1, of token lane / 4, d1[2] and d1[3] words 2 and 3. The other
+ * halves of both, and the rows of tokens that are not there, are nobody's. */
+template <typename T> SOP_DEV void layer_mma(T, float (&d)[2][4], const uint4 &w, const uint4 &x)
+{
+    decode_mma(T(), d[0], x.x, x.y, x.z, x.w, w.x, w.y);
+    decode_mma(T(), d[1], x.x, x.y, x.z, x.w, w.z, w.w);
+}
+
+/* Where a value of x is among those of its row. */
+SOP_DEV int layer_place(int i)
+{
+    return i / 8 * 8 + i / 2 % 2 * 4 + i / 4 % 2 * 2 + i % 2;
+}
+
+/* N steps of a row at `from`, from the warp's step `at` on. What lies behind the last is read as well, and
+ * then nobody's. Lanes of tokens that are not there read nothing: less for the shared memory to do. */
+template <int N> SOP_DEV void layer_steps(uint4 (&to)[N], uint32_t from)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) to[i] = layer_shared(from + i * LAYER_NEXT);
+}
+template <int N> SOP_DEV void layer_steps_of_x(uint4 (&to)[N], uint32_t from, bool live)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n"
+                     "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+                     "@p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                     : "=&r"(to[i].x), "=&r"(to[i].y), "=&r"(to[i].z), "=&r"(to[i].w)
+                     : "r"(from + i * LAYER_NEXT), "r"((int)live)
+                     : "memory");
+}
+
+/* Slots of a piece of the group that begins at a unit. */
+SOP_DEV int layer_slots_of(const layer_part &part, int unit)
+{
+    return (layer_rows_of(part, unit) + part.rows - 1) / part.rows;
+}
+
+/* A product of what comes through the ring: group by group, the tokens' rows are in shared memory; or deep:
+ * piece by piece of k, all groups, and with each piece that of the tokens' rows. */
+template <typename T, typename Out>
+SOP_DEV void layer_run(const layer_args &p, const layer_part &part, bool deep, uint8_t *shared,
+                       layer_ring &r, layer_ring &xr, layer_sums &sums, int tokens, Out out)
+{
+    const int tid = layer_thread();
+    const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    const bool live = g < tokens;
+    const int share = warp % LAYER_SHARE, stream = warp / LAYER_SHARE;
+    const uint32_t base = smem_addr(shared), full = layer_bar(p, base, LAYER_FULL);
+    const uint32_t rows_at = base + p.map.rows + share * 64 + t * 16 +
+                             (live ? g : 0) * (deep ? part.pitch : layer_pitch(part.steps * 32));
+    /* this thread's row: in which slot of a group, and where there */
+    const int own = g / part.rows;
+    const uint32_t at =
+        base + p.map.ring + (g - own * part.rows) * part.pitch + share * 64 + t * 16;
+    const int slots = layer_slots_of(part, part.first);
+    const int last_slots = layer_slots_of(part, part.first + (part.groups - 1) * part.each);
+    int j = 0, s = 0; /* group, piece */
+#pragma unroll 1
+    for (;;) {
+        const bool end = j == part.groups || s == part.pieces;
+        if (layer_due(sums, end)) layer_add(p, part, shared, sums, tokens, out);
+        if (end) break;
+        const int mine = j + 1 == part.groups ? last_slots : slots;
+        if (deep && j == 0) mbar_wait(layer_bar(p, base, LAYER_X_FULL + xr.slot), xr.phase);
+        if ((sums.group + (deep ? j : 0)) % LAYER_STREAMS == stream) {
+            const int n = (s + 1 == part.pieces ? part.steps - s * part.piece : part.piece) - share;
+            const uint32_t xs = rows_at + (deep ? xr.slot * p.map.x_slot : s * part.piece * 64);
+            float d[2][2][4] = {};
+            /* a lane waits for a slot */
+            layer_ring one = r, row = r;
+            layer_turn(one, p.ring, min(lane, mine - 1));
+            layer_turn(row, p.ring, min(own, mine - 1));
+            mbar_wait(full + 8 * one.slot, one.phase);
+            __syncwarp();
+            const uint32_t ws = at + row.slot * p.map.slot;
+#pragma unroll 1
+            for (int i = 0; i == 0 || i * LAYER_SHARE < n; i += LAYER_EACH) {
+                uint4 w[LAYER_EACH], x[LAYER_BATCH];
+                layer_steps(w, ws + i * LAYER_NEXT);
+                if ((i + LAYER_EACH) * LAYER_SHARE >= n) {
+                    __syncwarp();
+                    if (lane < mine) mbar_arrive(full + 8 * (LAYER_EMPTY - LAYER_FULL + one.slot));
+                }
+#pragma unroll
+                for (int b = 0; b < LAYER_EACH; b += LAYER_BATCH) {
+                    layer_steps_of_x(x, xs + (i + b) * LAYER_NEXT, live);
+#pragma unroll
+                    for (int k = 0; k < LAYER_BATCH; k++)
+                        if ((i + b + k) * LAYER_SHARE < n) layer_mma(T(), d[k % 2], w[b + k], x[k]);
+                }
+            }
+            layer_leave(p, shared, sums, deep ? j : 0, part.first + j * part.each, tokens, s == 0,
+                        s + 1 == part.pieces, (d[0][0][0] + d[0][1][2]) + (d[1][0][0] + d[1][1][2]),
+                        (d[0][0][1] + d[0][1][3]) + (d[1][0][1] + d[1][1][3]));
+        }
+        layer_turn(r, p.ring, mine);
+        if (!deep) {
+            if (++s == part.pieces) s = 0, j++, sums.group++;
+        } else if (++j == part.groups) {
+            j = 0, s++;
+            __syncwarp();
+            if (lane == 0) mbar_arrive(layer_bar(p, base, LAYER_X_EMPTY + xr.slot));
+            layer_turn(xr, p.map.x_slots);
+            if (s == part.pieces) sums.group += part.groups;
+        }
+    }
+}
+
+/* The warp that brings the tokens' rows of the last product, a piece at a time. */
+template <typename T>
+SOP_DEV void layer_bring(const layer_args &p, const layer_plan &plan, uint32_t base)
+{
+    const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
+    const layer_part part = plan.part[3];
+    layer_ring r = {0, 0};
+#pragma unroll 1
+    for (int layer = 0; layer < p.layers; layer++) {
+        mbar_wait(layer_bar(p, base, LAYER_X_THERE), layer % 2);
+#pragma unroll 1
+        for (int s = 0; s < part.steps; s += part.piece) {
+            const int n = min(part.piece, part.steps - s) * 4; /* 16 bytes each */
+            const uint32_t to = base + p.map.rows + r.slot * p.map.x_slot;
+            mbar_wait(layer_bar(p, base, LAYER_X_EMPTY + r.slot), r.phase ^ 1);
+            for (int tok = 0; tok < tokens; tok++) {
+                const T *from = (const T *)p.act_out + tok * p.act_stride + s * 32;
+                for (int i = threadIdx.x % 32; i < n; i += 32)
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                                     to + tok * part.pitch + i * 16),
+                                 "l"(from + i * 8)
+                                 : "memory");
+            }
+            asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
+                             layer_bar(p, base, LAYER_X_FULL + r.slot))
+                         : "memory");
+            layer_turn(r, p.map.x_slots);
+        }
+    }
+}
+
+#endif
