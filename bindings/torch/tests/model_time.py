@@ -123,6 +123,7 @@ class Contestant:
         g = torch.cuda.CUDAGraph()
         with torch.cuda.graph(g):
             call()
+        self.recorded = call  # its cache, which a recording reads and does not hold
         return functools.partial(once, g.replay)
 
     def generate(self):
