@@ -199,6 +199,12 @@ def refusal(model, decoder):
     return None
 
 
+def _said(mask):
+    """Of each row of a mask: where its first one is; how many there are."""
+    bits = mask.to(torch.uint8) if mask.dtype is torch.bool else mask
+    return torch.stack((bits.argmax(1), bits.sum(1))).tolist()
+
+
 class Stack:
     """A decoder and its head, over the model's own parameters.
 
@@ -270,6 +276,8 @@ class Stack:
             self.prompt([seq], [n], torch.zeros(1, n, dtype=torch.long, device=self.device), None, None, False)
             self.end(seq)
             n *= 2
+        for dtype in (torch.long, torch.bool):  # PyTorch's kernels too
+            _said(torch.ones(2, 8, dtype=dtype, device=self.device))
 
     def __del__(self):
         if getattr(self, "handle", None):
@@ -452,8 +460,7 @@ class Stack:
         if mask is not None:
             if not isinstance(mask, torch.Tensor) or mask.shape != (b, had + n):
                 return None
-            bits = mask.to(torch.uint8) if mask.dtype is torch.bool else mask
-            said = torch.stack((bits.argmax(1), bits.sum(1))).tolist()
+            said = _said(mask)
             if any(first + count != had + n or not count for first, count in zip(*said)):
                 return None
             if held and said[0] != pads:
