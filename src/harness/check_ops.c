@@ -1,7 +1,7 @@
 /* Every op x row x case of the library through the comparer; prints what failed and why rows were
  * skipped, rows that no case ran, then the count. With arguments: only these ops; cuda before them means the
  * rows of the card, small before them only cases of at most a million FLOPs and a megabyte, small=N of N
- * FLOPs, row=NAME only this row. Under
+ * FLOPs, row=NAME only this row, part=I/N each Nth case from the Ith on, for N processes at once. Under
  * SOP_CPU_MASK the references are left out: no processor changes them, and they take most of the time. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +14,7 @@ static int passed, failed, skipped;
 static int32_t kind = SOP_DEVICE_CPU; /* whose rows */
 static double most_flops;             /* of a small case; 0: all cases */
 static const char *only;              /* the name of a row, or NULL */
+static int part, parts = 1;           /* of the cases of each operator */
 
 static int is_small(const sop_op *op, const void *desc)
 {
@@ -120,6 +121,17 @@ int main(int argc, char **argv)
         only = argv[1] + 4;
         argc--, argv++;
     }
+    if (argc > 1 && strncmp(argv[1], "part=", 5) == 0) {
+        char *of;
+        part = (int)strtol(argv[1] + 5, &of, 10);
+        parts = *of == '/' ? (int)strtol(of + 1, NULL, 10) : 0;
+        argc--, argv++;
+    }
+    if (parts < 1 || part < 0 || part >= parts) {
+        printf("FAILED part=%d/%d: parts are 0 to N - 1 of N\n0 passed, 1 failed, 0 skipped\n",
+               part, parts);
+        return 1;
+    }
     if ((card ? sop_checker_create_on(card, &c) : sop_checker_create(&c)) != SOP_OK) {
         printf("FAILED %s\n0 passed, 1 failed, 0 skipped\n", sop_last_error());
         return 1;
@@ -128,8 +140,10 @@ int main(int argc, char **argv)
         if (!chosen((*op)->name, argc, argv)) continue;
         const double from = sop_now_s();
         ran = 0;
-        for (const char *const *text = (*op)->cases; *text; text++) check_case(c, *op, *text);
-        print_idle(*op);
+        int at = 0;
+        for (const char *const *text = (*op)->cases; *text; text++)
+            if (at++ % parts == part) check_case(c, *op, *text);
+        if (parts == 1) print_idle(*op);
         printf("%s: %.2f s\n", (*op)->name, sop_now_s() - from);
     }
     sop_checker_destroy(c);
