@@ -1,3 +1,5 @@
+#include <string.h>
+
 extern "C" {
 #include "base/status.h"
 #include "ops/attention/attention.h"
@@ -136,6 +138,36 @@ extern "C" bool sop_layer_is_chained(const void *const *of, const sop_operand *a
            a[AT_NORM2 + SOP_RMSNORM_Y].data == a[AT_GATE_UP + SOP_LINEAR_X].data &&
            a[AT_GATE_UP + SOP_LINEAR_Y].data == a[AT_GATED + SOP_GATED_X].data &&
            a[AT_GATED + SOP_GATED_Y].data == a[AT_DOWN + SOP_LINEAR_X].data;
+}
+
+extern "C" bool sop_layer_follows(const void *const *of, const sop_operand *a)
+{
+    static const size_t bytes[MODULES] = {0,
+                                          sizeof(sop_linear_desc),
+                                          sizeof(sop_rope_desc),
+                                          sizeof(sop_kv_append_desc),
+                                          sizeof(sop_attention_desc),
+                                          sizeof(sop_linear_desc),
+                                          sizeof(sop_rmsnorm_desc),
+                                          sizeof(sop_linear_desc),
+                                          sizeof(sop_gated_desc),
+                                          sizeof(sop_linear_desc)};
+    static const int same[] = {AT_QKV + SOP_LINEAR_LIVE,       AT_ROPE + SOP_ROPE_POS,
+                               AT_ROPE + SOP_ROPE_FREQS,       AT_APPEND + SOP_KV_APPEND_SLOTS,
+                               AT_CORE + SOP_ATTENTION_TABLE,  AT_CORE + SOP_ATTENTION_Q_START,
+                               AT_CORE + SOP_ATTENTION_KV_LEN, AT_CORE + SOP_ATTENTION_LIVE,
+                               AT_NORM2 + SOP_RMSNORM_R,       AT_DOWN + SOP_LINEAR_Y};
+    const void *const *before = of - MODULES;
+    const sop_operand *b = a - LAYER_ARGS;
+    const sop_rmsnorm_desc *norm = (const sop_rmsnorm_desc *)of[NORM1];
+    const sop_rmsnorm_desc *last = (const sop_rmsnorm_desc *)before[NORM1];
+    for (int i = 1; i < MODULES; i++)
+        if (memcmp(of[i], before[i], bytes[i]) != 0) return false;
+    for (int i : same)
+        if (a[i].data != b[i].data) return false;
+    return norm->dim == last->dim && norm->eps == last->eps && norm->offset == last->offset &&
+           a[AT_NORM1 + SOP_RMSNORM_X].data == b[AT_DOWN + SOP_LINEAR_Y].data &&
+           a[AT_NORM1 + SOP_RMSNORM_R].data == b[AT_NORM2 + SOP_RMSNORM_R_OUT].data;
 }
 
 extern "C" sop_status sop_layer_decode_sm90(const sop_call *call)

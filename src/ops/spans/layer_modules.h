@@ -28,4 +28,8 @@ const char *sop_layer_refuse(const void *desc);
 /* Whether each module of a layer reads what the one before it wrote. of: [MODULES], a: [LAYER_ARGS] */
 bool sop_layer_is_chained(const void *const *of, const sop_operand *a);
 
+/* Whether a layer differs from the one before it in its weights and its cache alone, and reads what that
+ * wrote; both stand before it in of and a. */
+bool sop_layer_follows(const void *const *of, const sop_operand *a);
+
 #endif

@@ -1,5 +1,3 @@
-#include <string.h>
-
 extern "C" {
 #include "base/status.h"
 #include "ops/attention/attention.h"
@@ -97,38 +95,6 @@ extern "C" sop_status sop_layers_decode_plan(const void *desc, const int32_t *pa
                       SOP_CUDA_COUNTERS * sizeof(int),
                   "the words of mail");
     return SOP_OK;
-}
-
-/* Whether a layer differs from the one before it in its weights and its cache alone, and reads what that
- * wrote. */
-static bool follows(const void *const *of, const sop_operand *a)
-{
-    static const size_t bytes[MODULES] = {0,
-                                          sizeof(sop_linear_desc),
-                                          sizeof(sop_rope_desc),
-                                          sizeof(sop_kv_append_desc),
-                                          sizeof(sop_attention_desc),
-                                          sizeof(sop_linear_desc),
-                                          sizeof(sop_rmsnorm_desc),
-                                          sizeof(sop_linear_desc),
-                                          sizeof(sop_gated_desc),
-                                          sizeof(sop_linear_desc)};
-    static const int same[] = {AT_QKV + SOP_LINEAR_LIVE,       AT_ROPE + SOP_ROPE_POS,
-                               AT_ROPE + SOP_ROPE_FREQS,       AT_APPEND + SOP_KV_APPEND_SLOTS,
-                               AT_CORE + SOP_ATTENTION_TABLE,  AT_CORE + SOP_ATTENTION_Q_START,
-                               AT_CORE + SOP_ATTENTION_KV_LEN, AT_CORE + SOP_ATTENTION_LIVE,
-                               AT_NORM2 + SOP_RMSNORM_R,       AT_DOWN + SOP_LINEAR_Y};
-    const void *const *before = of - MODULES;
-    const sop_operand *b = a - LAYER_ARGS;
-    const sop_rmsnorm_desc *norm = (const sop_rmsnorm_desc *)of[NORM1];
-    const sop_rmsnorm_desc *last = (const sop_rmsnorm_desc *)before[NORM1];
-    for (int i = 1; i < MODULES; i++)
-        if (memcmp(of[i], before[i], bytes[i]) != 0) return false;
-    for (int i : same)
-        if (a[i].data != b[i].data) return false;
-    return norm->dim == last->dim && norm->eps == last->eps && norm->offset == last->offset &&
-           a[AT_NORM1 + SOP_RMSNORM_X].data == b[AT_DOWN + SOP_LINEAR_Y].data &&
-           a[AT_NORM1 + SOP_RMSNORM_R].data == b[AT_NORM2 + SOP_RMSNORM_R_OUT].data;
 }
 
 /* The weights and the cache of one layer more. */
@@ -232,7 +198,7 @@ extern "C" sop_status sop_layers_decode_sm90(const sop_call *call)
         const int first = l;
         do SOP_TRY(add(&p, of + l * MODULES, call->args + l * LAYER_ARGS));
         while (++l < layers && p.layers < LAYERS_MOST &&
-               follows(of + l * MODULES, call->args + l * LAYER_ARGS));
+               sop_layer_follows(of + l * MODULES, call->args + l * LAYER_ARGS));
         SOP_TRY(launch(call, of + first * MODULES, call->args + first * LAYER_ARGS, &p));
     }
     return SOP_OK;

@@ -1,5 +1,3 @@
-#include <string.h>
-
 extern "C" {
 #include "base/status.h"
 #include "ops/attention/attention.h"
@@ -78,40 +76,16 @@ extern "C" sop_status sop_layers_stream_plan(const void *desc, const int32_t *pa
     return SOP_OK;
 }
 
-/* Whether a layer differs from the one before it in its weights and its cache alone, and reads what that
- * wrote. */
+/* Whether a layer goes on where the one before it ended, with the same arguments. */
 static bool follows(const void *const *of, const sop_operand *a)
 {
-    static const size_t bytes[MODULES] = {0,
-                                          sizeof(sop_linear_desc),
-                                          sizeof(sop_rope_desc),
-                                          sizeof(sop_kv_append_desc),
-                                          sizeof(sop_attention_desc),
-                                          sizeof(sop_linear_desc),
-                                          sizeof(sop_rmsnorm_desc),
-                                          sizeof(sop_linear_desc),
-                                          sizeof(sop_gated_desc),
-                                          sizeof(sop_linear_desc)};
-    static const int same[] = {AT_QKV + SOP_LINEAR_LIVE,        AT_QKV + SOP_LINEAR_Y,
-                               AT_ROPE + SOP_ROPE_POS,          AT_ROPE + SOP_ROPE_FREQS,
-                               AT_APPEND + SOP_KV_APPEND_SLOTS, AT_CORE + SOP_ATTENTION_TABLE,
-                               AT_CORE + SOP_ATTENTION_Q_START, AT_CORE + SOP_ATTENTION_KV_LEN,
-                               AT_CORE + SOP_ATTENTION_LIVE,    AT_CORE + SOP_ATTENTION_O,
-                               AT_NORM2 + SOP_RMSNORM_R,        AT_GATED + SOP_GATED_Y,
-                               AT_DOWN + SOP_LINEAR_Y};
-    const void *const *before = of - MODULES;
-    const sop_operand *b = a - LAYER_ARGS;
-    const sop_rmsnorm_desc *norm = (const sop_rmsnorm_desc *)of[NORM1];
-    const sop_rmsnorm_desc *last = (const sop_rmsnorm_desc *)before[NORM1];
-    for (int i = 1; i < MODULES; i++)
-        if (memcmp(of[i], before[i], bytes[i]) != 0) return false;
+    static const int same[] = {AT_QKV + SOP_LINEAR_Y, AT_CORE + SOP_ATTENTION_O,
+                               AT_GATED + SOP_GATED_Y};
     for (int i : same)
-        if (a[i].data != b[i].data) return false;
-    return !a[AT_CORE + SOP_ATTENTION_SINKS].data && norm->eps == last->eps &&
-           norm->offset == last->offset &&
-           norm->x_stride == ((const sop_linear_desc *)of[DOWN])->y_stride &&
-           a[AT_NORM1 + SOP_RMSNORM_X].data == b[AT_DOWN + SOP_LINEAR_Y].data &&
-           a[AT_NORM1 + SOP_RMSNORM_R].data == b[AT_NORM2 + SOP_RMSNORM_R_OUT].data;
+        if (a[i].data != (a - LAYER_ARGS)[i].data) return false;
+    return sop_layer_follows(of, a) && !a[AT_CORE + SOP_ATTENTION_SINKS].data &&
+           ((const sop_rmsnorm_desc *)of[NORM1])->x_stride ==
+               ((const sop_linear_desc *)of[DOWN])->y_stride;
 }
 
 /* The weights and the cache of one layer more. */
