@@ -15,7 +15,7 @@ template <typename R> struct ring_shared {
     enum { HEAD = R::HEAD };
     enum { WIDE = HEAD >= 128, MOST = DECODE_MOST_TOKENS };
     uint4 q[WIDE ? HEAD / 32 : 1][WIDE ? 32 : 1]; /* registers of products: [four][lane] */
-    int prefix[MOST + 1], warp_sum[DECODE_WARPS], start_token;
+    int warp_sum[DECODE_WARPS], prefix[MOST + 1], start_token;
     int seq_of[MOST], lo_of[MOST], hi_of[MOST];
     decode_segment seg[2][DECODE_WARPS]; /* asked for by a warp; that it is at */
     ring_unit now[HEAD > 128 ? DECODE_WARPS : 1][R::BLOCKS]; /* asked for */

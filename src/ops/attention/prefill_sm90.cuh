@@ -162,7 +162,7 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
             mbar_init(q_empty + 8 * s, 8);
         }
         for (int s = 0; s < 2; s++) {
-            mbar_init(item_full + 8 * s, 1);
+            mbar_init(item_full + 8 * s, 8);
             mbar_init(item_empty + 8 * s, 8 + n_loaders);
         }
         for (int s = 0; s < STAGES; s++) {
@@ -213,9 +213,10 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                     if (lane % 8 == N_KV) t = max(seen, 1);
                 }
                 mbar_wait(item_empty + n % 2 * 8, (n / 2 & 1) ^ 1);
-                if (lane < 8) ((volatile int *)&item[n % 2])[lane] = t;
-                __syncwarp();
-                if (lane == 0) mbar_arrive(item_full + n % 2 * 8);
+                if (lane < 8) { /* each for what it wrote */
+                    ((volatile int *)&item[n % 2])[lane] = t;
+                    mbar_arrive(item_full + n % 2 * 8);
+                }
                 if (field(t, N_KV) == 0) break;
             }
         } else if (own < n_loaders) { /* each lane loads the part of its number; the first also Q */
