@@ -105,15 +105,16 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
             u += 16 * WARPS;
             if (left) look_up();
         }
-        x.what = 0;
-        x.page[0] = __shfl_sync(~0u, tab, 2 * batch & 31);
-        x.page[1] = __shfl_sync(~0u, tab, (2 * batch + 1) & 31);
-        x.at = p.page_bits >= 0 ? key_now & (p.page - 1) : key_now % p.page;
+        ring_unit y = {
+            {__shfl_sync(~0u, tab, 2 * batch & 31), __shfl_sync(~0u, tab, (2 * batch + 1) & 31)},
+            p.page_bits >= 0 ? key_now & (p.page - 1) : key_now % p.page,
+            0};
         if (left) {
-            x.what = ring_what(of.lo - key_now, of.hi - key_now, of.head);
+            y.what = ring_what(of.lo - key_now, of.hi - key_now, of.head);
             key_now += WARPS * UNIT;
             batch++, left--;
         }
+        x = y; /* one write of each lane */
     };
     decode_list(p, sh);
     const bool any = begin();
@@ -256,15 +257,7 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         if (!WIDE && more) fetch_q(); /* they come in under the merge */
         __syncthreads();
         if (WIDE && more) fetch_q(); /* no warp needs the last ones */
-        /* thread: head `warp` of the piece, D channels: side by side, or every 32nd */
-        enum {
-            D = (HEAD + 31) / 32,
-            AT_A_TIME = D > 4   ? 1
-                        : D > 2 ? 2
-                                : 4,
-            PAIRS = HEAD % 64 == 0
-        };
-        auto channel = [&](int i) { return HEAD % 32 ? lane + 32 * i : lane * D + i; };
+        enum { D = decode_own<HEAD>::D };
         float top = -INFINITY, den = 0, y[D] = {};
         float share_of[WARPS];
 #pragma unroll
@@ -302,8 +295,8 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
             } else {
 #pragma unroll
                 for (int i = 0; i < D; i++)
-                    if (w < warps && (HEAD % 32 == 0 || channel(i) < HEAD))
-                        y[i] += f * *row(channel(i));
+                    if (w < warps && decode_own<HEAD>::live(i))
+                        y[i] += f * *row(decode_own<HEAD>::channel(i));
             }
         }
         __syncthreads(); /* what is in the slots is no longer needed */
@@ -311,88 +304,7 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
             ask(ring_sub<SLOTS + PARTS>(), kept);
             if constexpr (PARTS == 2) ask(ring_sub<SLOTS + PARTS + 1>(), piece_after(kept));
         }
-        const int share = decode_share(p, sh.prefix);
-        const int first_cta = done.first / share, last_cta = (done.last - 1) / share;
-        const int in_group = done.head % p.parts * GROUP + warp;
-        const bool write = (int)blockIdx.x == first_cta; /* else that CTA is sent this one's part */
-        auto slot_of = [&](int cta) {
-            return p.mail + ((int64_t)cta * min((int)GROUP, p.group) + warp) * (HEAD + 4);
-        };
-        if (!write && in_group < p.group) {
-            float *to = slot_of(blockIdx.x);
-#pragma unroll
-            for (int i = 0; i < D; i++) {
-                if (!PAIRS && (HEAD % 32 == 0 || channel(i) < HEAD))
-                    decode_post(to + channel(i), y[i]);
-                if (PAIRS && i % 2) decode_post2(to + channel(i - 1), y[i - 1], y[i]);
-            }
-            if (lane == 0) decode_post2(to + HEAD, top, den);
-        }
-        if (write && in_group < p.group)
-            for (int from = first_cta + 1; from <= last_cta; from += AT_A_TIME) {
-                float x[AT_A_TIME][D], ml[AT_A_TIME][2];
-                bool all;
-                do {
-                    all = true;
-#pragma unroll
-                    for (int j = 0; j < AT_A_TIME; j++) {
-                        if (from + j > last_cta) break;
-                        const float *o_of = slot_of(from + j);
-#pragma unroll
-                        for (int i = 0; i < D; i++) {
-                            if (!PAIRS && (HEAD % 32 == 0 || channel(i) < HEAD))
-                                x[j][i] = decode_look(o_of + channel(i));
-                            if (PAIRS && i % 2)
-                                decode_look2(o_of + channel(i - 1), x[j][i - 1], x[j][i]);
-                        }
-                        decode_look2(o_of + HEAD, ml[j][0], ml[j][1]);
-                    }
-#pragma unroll
-                    for (int j = 0; j < AT_A_TIME; j++) {
-                        if (from + j > last_cta) break;
-                        all &= __float_as_uint(ml[j][0]) && __float_as_uint(ml[j][1]);
-#pragma unroll
-                        for (int i = 0; i < D; i++)
-                            if (HEAD % 32 == 0 || channel(i) < HEAD)
-                                all &= __float_as_uint(x[j][i]) != 0;
-                    }
-                } while (!__all_sync(~0u, all));
-#pragma unroll
-                for (int j = 0; j < AT_A_TIME; j++) {
-                    if (from + j > last_cta) break;
-                    float *o_of = slot_of(from + j);
-                    const float up = fmaxf(top, ml[j][0]), f0 = decode_exp2((top - up) * k2);
-                    const float f1 = decode_exp2((ml[j][0] - up) * k2);
-                    den = den * f0 + ml[j][1] * f1;
-                    top = up;
-#pragma unroll
-                    for (int i = 0; i < D; i++) {
-                        if (HEAD % 32 && channel(i) >= HEAD) continue;
-                        y[i] = y[i] * f0 + x[j][i] * f1;
-                        o_of[channel(i)] = 0; /* as it was */
-                    }
-                    if (lane < 2) o_of[HEAD + lane] = 0;
-                }
-            }
-        if (write && in_group < p.group) {
-            const int head = done.head / p.parts * p.group + in_group;
-            QO *to = (QO *)p.a.o + done.token * p.o_stride + head * p.o_head;
-            float base = top * k2;
-            if (p.a.sinks) { /* one key more, whose value is 0 */
-                const float sink = p.a.sinks[head] * 1.44269504f, up = fmaxf(base, sink);
-                const float keep = decode_exp2(base - up);
-                den = den * keep + decode_exp2(sink - up);
-#pragma unroll
-                for (int i = 0; i < D; i++) y[i] *= keep;
-                base = up;
-            }
-#pragma unroll
-            for (int i = 0; i < D; i++)
-                if (HEAD % 32 == 0 || channel(i) < HEAD)
-                    to[channel(i)] = sop_from_float<QO>(y[i] / den);
-            if (p.a.lse && lane == 0)
-                p.a.lse[(int64_t)done.token * p.heads + head] = (base + log2f(den)) * 0.693147181f;
-        }
+        decode_finish<QO, HEAD>(p, done, decode_share(p, sh.prefix), warp, lane, top, den, y);
     }
     ring_wait<0>();
 }
