@@ -30,7 +30,7 @@ decode_(few_)?ring_sm90$      LDGSTS[A-Z0-9.]*\.128   keys and values in 16 byte
 allowed='
 sop_linear_any   192   its arguments, taken by an index
 sop_layer_decode_sm90   64   sincosf of large angles
-sop_decode_sm80  24   addresses beside heads of 256, or of 128 with ALiBi on 8.0, outside of the loop
+sop_decode_sm80  40   addresses beside heads of 256, outside of the loop
 sop_sample_split_first  24   the bound on registers, for many threads
 sop_sample_split_third  176  the same, and the wishes of a row that its floor takes by their address
 sop_prefill_sm80        48  places of the pieces of heads of 112; sums and scores take 192 registers

@@ -45,7 +45,8 @@ extern "C" sop_status sop_attention_decode_ring_plan(const void *desc, const int
                   of_piece = group < DECODE_GROUP ? group : DECODE_GROUP;
     const int64_t most = SOP_CUDA_COUNTERS / (of_piece * (d->k + 4)); /* CTAs whose mail fits */
     (void)budget;
-    *split = {{facts->workers < most ? facts->workers : most, params ? params[0] : 8}, 0};
+    const int64_t cost = params ? params[0] : d->k == 256 ? 0 : 8;
+    *split = {{facts->workers < most ? facts->workers : most, cost}, 0};
     return SOP_OK;
 }
 

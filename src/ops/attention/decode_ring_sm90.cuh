@@ -26,8 +26,33 @@ template <typename R> struct ring_shared {
 };
 
 /* Heads up to 64 take two units at a time. */
-template <int HEAD> struct ring_decode : ring_of<HEAD, HEAD <= 64 ? 2 : 1, 20480> {
+template <int HEAD> struct ring_decode : ring_of<HEAD, HEAD <= 64 ? 2 : 1, 12288> {
 };
+
+/* A word that the kernel before may yet write. */
+SOP_DEV int ring_peek(const int32_t *p)
+{
+    return *(const volatile int32_t *)p;
+}
+/* As decode_read() does, where each sequence has one query, its own; else not sure. */
+SOP_DEV decode_query_of ring_read(const decode_args &p, bool &sure)
+{
+    const int i = threadIdx.x;
+    decode_query_of x = {-1, 0, 0, 0};
+    if (i >= p.tokens) return x;
+    const int guess = min(i, p.seqs - 1);
+    const int live = p.a.live ? min(max(ring_peek(p.a.live), 0), p.seqs) : p.seqs;
+    x = {guess, ring_peek(p.a.q_start + guess), ring_peek(p.a.q_start + guess + 1),
+         ring_peek(p.a.kv_len + guess)};
+    if (i >= live) {
+        x = {-1, 0, 0, 0};
+        sure = ring_peek(p.a.q_start + live) <= i;
+    } else if (x.q0 != i || x.q1 != i + 1 || x.keys < 0 ||
+               x.keys > (int64_t)p.table_stride * p.page) {
+        sure = false;
+    }
+    return x;
+}
 
 template <typename T, int HEAD>
 static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_sm90(
@@ -44,7 +69,6 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
     const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
     const int n_heads = decode_heads(p);
     const uint32_t own_ring = ring_address(ring_memory) + warp * (SLOTS * ring::PIECE);
-    sop_begin();
 
     /* What is asked for, units ahead of those that are computed, across segments: of a batch of 16, lane
      * 2 i + h has the page of half h of unit i; the next batch is looked up meanwhile. */
@@ -57,27 +81,28 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         s = x;
         __syncwarp();
     };
+    int64_t next_at = -1; /* where tab_next is, in the table */
     int tab = 0, tab_next = 0, key_now = 0, left = 0, batch = 0,
         u = 0; /* u: the first of the next batch */
     ring_batch &of = sh.batch[warp];
-    auto look_up =
-        [&] { /* the next batch's pages */
-              while (u >= ahead.end && ahead.last < u1) {
-                  to_segment(ahead, ahead.last);
-                  u = ahead.begin + warp;
-              }
-              tab_next = 0;
-              const int unit = u + lane / 2 * WARPS;
-              if (unit < ahead.end) {
-                  const int key =
-                      (sh.lo_of[ahead.token] / UNIT + unit - ahead.first) * UNIT + lane % 2 * 8;
-                  const int i = p.page_bits >= 0 ? key >> p.page_bits : key / p.page;
-                  if (key < sh.hi_of[ahead.token])
-                      tab_next =
-                          ((const volatile int32_t *)
-                               p.a.table)[(int64_t)sh.seq_of[ahead.token] * p.table_stride + i];
-              }
-        };
+    auto look_up = [&] { /* the next batch's pages */
+                         while (u >= ahead.end && ahead.last < u1) {
+                             to_segment(ahead, ahead.last);
+                             u = ahead.begin + warp;
+                         }
+                         tab_next = 0;
+                         next_at = -1;
+                         const int unit = u + lane / 2 * WARPS;
+                         if (unit < ahead.end) {
+                             const int key =
+                                 (sh.lo_of[ahead.token] / UNIT + unit - ahead.first) * UNIT +
+                                 lane % 2 * 8;
+                             const int i = p.page_bits >= 0 ? key >> p.page_bits : key / p.page;
+                             if (key < sh.hi_of[ahead.token])
+                                 next_at = (int64_t)sh.seq_of[ahead.token] * p.table_stride + i;
+                             if (next_at >= 0) tab_next = ring_peek(p.a.table + next_at);
+                         }
+    };
     auto begin = [&] { /* false: there is nothing to do */
                        u0 = blockIdx.x * decode_share(p, sh.prefix);
                        u1 = min(sh.prefix[DECODE_MOST_TOKENS] * n_heads,
@@ -116,8 +141,26 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         }
         x = y; /* one write of each lane */
     };
-    decode_list(p, sh);
-    const bool any = begin();
+
+    /* The list is made while the kernel before ends, of words that it may yet change; and again, if it did. */
+    grid_go();
+    bool sure = true, any = false;
+    decode_query_of mine = ring_read(p, sure);
+    bool known = __syncthreads_and(sure);
+#pragma unroll 1
+    for (int again = 0; again < 2; again++) {
+        if (again) mine = decode_read(p);
+        if (known || again) {
+            decode_list(p, sh, mine);
+            any = begin();
+        }
+        if (again) break;
+        grid_wait();
+        const decode_query_of now = ring_read(p, sure);
+        if (next_at >= 0) tab_next = ring_peek(p.a.table + next_at);
+        known = __syncthreads_and(known && sure && now.s == mine.s && now.keys == mine.keys);
+        if (known) break;
+    }
     const int *seq_of = sh.seq_of, *lo_of = sh.lo_of, *hi_of = sh.hi_of;
     /* queries that see nothing */
     for (int i = blockIdx.x; i < p.tokens; i += gridDim.x) {
@@ -128,6 +171,28 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
             p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
     }
     if (!any) return;
+
+    uint32_t qf[WIDE ? 4 : HEAD / 8];
+    auto fetch_q = [&] {
+        const int i = seg.head % p.parts * GROUP + g; /* of the group */
+        const QO *q = (const QO *)p.a.q + seg.token * p.q_stride +
+                      (seg.head / p.parts * p.group + i) * p.q_head;
+        if constexpr (WIDE) { /* four registers of each lane's are a warp's work */
+            if (warp < HEAD / 32) ring_query<T, 32>(qf, q + 32 * warp, i < p.group);
+        } else {
+            ring_query<T, HEAD>(qf, q, i < p.group);
+        }
+    };
+    auto next_segment = [&](int at) { /* false: no unit left for this CTA */
+                                      if (at >= u1) return false;
+                                      to_segment(seg, at);
+                                      return seg.begin < seg.end;
+    };
+    auto put_q = [&] {
+        if (WIDE && warp < HEAD / 32) sh.q[warp][lane] = {qf[0], qf[1], qf[2], qf[3]};
+    };
+    bool more = next_segment(u0);
+    if (more) fetch_q(); /* before keys and values, behind which it would have to wait */
 
     ring_unit narrow_now[BLOCKS];
     ring_unit(&now)[BLOCKS] = PARTS == 2 ? sh.now[warp] : narrow_now;
@@ -149,31 +214,12 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
     if constexpr (SLOTS > 5) ask(ring_sub<5>(), 5 * ring::PIECE);
     static_assert(SLOTS >= 2 && SLOTS <= 6, "as above");
 
-    uint32_t qf[WIDE ? 4 : HEAD / 8];
-    auto fetch_q = [&] {
-        const int i = seg.head % p.parts * GROUP + g; /* of the group */
-        const QO *q = (const QO *)p.a.q + seg.token * p.q_stride +
-                      (seg.head / p.parts * p.group + i) * p.q_head;
-        if constexpr (WIDE) { /* four registers of each lane's are a warp's work */
-            if (warp < HEAD / 32) {
-                uint32_t x[4];
-                ring_query<T, 32>(x, q + 32 * warp, i < p.group);
-                sh.q[warp][lane] = {x[0], x[1], x[2], x[3]};
-            }
-        } else {
-            ring_query<T, HEAD>(qf, q, i < p.group);
-        }
-    };
-    auto next_segment = [&](int at) { /* false: no unit left for this CTA */
-                                      if (at >= u1) return false;
-                                      to_segment(seg, at);
-                                      return seg.begin < seg.end;
-    };
     int slot = 0;
     auto further = [&] { slot = slot == (SLOTS - 1) * ring::PIECE ? 0 : slot + ring::PIECE; };
-    bool more = next_segment(u0);
-    if (more) fetch_q();
-    if (WIDE) __syncthreads();
+    if (WIDE) {
+        put_q();
+        __syncthreads();
+    }
     while (more) {
         float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 #pragma unroll 1
@@ -256,7 +302,10 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         more = next_segment(done.last);
         if (!WIDE && more) fetch_q(); /* they come in under the merge */
         __syncthreads();
-        if (WIDE && more) fetch_q(); /* no warp needs the last ones */
+        if (WIDE && more) { /* no warp needs the last ones */
+            fetch_q();
+            put_q();
+        }
         enum { D = decode_own<HEAD>::D };
         float top = -INFINITY, den = 0, y[D] = {};
         float share_of[WARPS];

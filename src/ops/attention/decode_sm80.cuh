@@ -368,24 +368,37 @@ SOP_DEV void decode_segment_at(const Shared &sh, int heads, int seg_cost, int u,
     s->end = min(u_end, s->first + decode_units(sh.lo_of[s->token], sh.hi_of[s->token]));
 }
 
-/* The list of the work, from what a step brings: counts, lengths. */
-template <typename Shared> SOP_DEV void decode_list(const decode_args &p, Shared &sh)
+/* A query: its sequence, or -1; that one's queries [q0, q1) and keys. */
+struct decode_query_of {
+    int s, q0, q1, keys;
+};
+SOP_DEV decode_query_of decode_read(const decode_args &p)
+{
+    const int i = threadIdx.x;
+    if (i >= p.tokens) return {-1, 0, 0, 0};
+    /* Mostly a sequence has one query, its own: what that takes is read at once. */
+    const int seqs = (int)sop_live_rows(p.a.live, p.seqs), guess = min(i, p.seqs - 1);
+    decode_query_of x = {guess, p.a.q_start[guess], p.a.q_start[guess + 1], p.a.kv_len[guess]};
+    if (i >= seqs || x.q0 != i || x.q1 != i + 1) {
+        x.s = sop_sequence_of(p.a.q_start, seqs, i);
+        if (x.s >= 0) x = {x.s, p.a.q_start[x.s], p.a.q_start[x.s + 1], p.a.kv_len[x.s]};
+    }
+    return x;
+}
+
+/* The list of the work; x: of query threadIdx.x. */
+template <typename Shared>
+SOP_DEV void decode_list(const decode_args &p, Shared &sh, const decode_query_of &x)
 {
     enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT };
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     int cost = 0;
     if (tid < p.tokens) {
-        /* Mostly a sequence has one query, its own: what that takes is read at once. */
-        const int seqs = (int)sop_live_rows(p.a.live, p.seqs), guess = min(tid, p.seqs - 1);
-        int s = guess, q0 = p.a.q_start[s], q1 = p.a.q_start[s + 1], keys = p.a.kv_len[s];
-        if (tid >= seqs || q0 != tid || q1 != tid + 1) {
-            s = sop_sequence_of(p.a.q_start, seqs, tid);
-            if (s >= 0) q0 = p.a.q_start[s], q1 = p.a.q_start[s + 1], keys = p.a.kv_len[s];
-        }
-        sh.seq_of[tid] = s;
+        sh.seq_of[tid] = x.s;
         sh.lo_of[tid] = sh.hi_of[tid] = 0;
-        if (s >= 0) {
-            const int pos = tid - q0 + keys - (q1 - q0), hi = !p.causal ? keys : max(pos + 1, 0);
+        if (x.s >= 0) {
+            const int pos = tid - x.q0 + x.keys - (x.q1 - x.q0);
+            const int hi = !p.causal ? x.keys : max(pos + 1, 0);
             sh.lo_of[tid] = min(p.window > 0 ? max(pos - p.window + 1, 0) : 0, hi);
             sh.hi_of[tid] = hi;
             cost = hi > sh.lo_of[tid] ? decode_rounds(decode_units(sh.lo_of[tid], hi)) + p.seg_cost
@@ -408,6 +421,11 @@ template <typename Shared> SOP_DEV void decode_list(const decode_args &p, Shared
     const int heads = decode_heads(p), u0 = blockIdx.x * decode_share(p, sh.prefix);
     if (u0 < sum * heads && u0 >= (sum - cost) * heads) sh.start_token = tid;
     __syncthreads();
+}
+
+template <typename Shared> SOP_DEV void decode_list(const decode_args &p, Shared &sh)
+{
+    decode_list(p, sh, decode_read(p));
 }
 
 /* A unit of 16 keys into the result of a warp: o not yet divided by the sum l of this thread's keys, m the
