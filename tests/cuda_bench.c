@@ -203,6 +203,7 @@ static const struct line lines[] = {
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=160 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=192 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=256 page=16" BF16, 0},
+    {RING, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=256 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=64 page=16 sinks=1" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=128 page=16 alibi=1" BF16, 0},
     {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=64 kv_heads=8 k=64 sinks=1" BF16, 0},

@@ -26,7 +26,7 @@ template <typename R> struct ring_shared {
 };
 
 /* Heads up to 64 take two units at a time. */
-template <int HEAD> struct ring_decode : ring_of<HEAD, HEAD <= 64 ? 2 : 1, 12288> {
+template <int HEAD> struct ring_decode : ring_of<HEAD, HEAD <= 64 ? 2 : 1, 8192> {
 };
 
 /* A word that the kernel before may yet write. */
