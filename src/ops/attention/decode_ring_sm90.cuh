@@ -1,7 +1,8 @@
 /* Few queries, as in decode_sm80.cuh, whose list of the work and mail this kernel has; but keys and values come
- * through the rings of ring_sm90.cuh, further ahead of the arithmetic than registers have room for. The pages
- * of up to 16 units of a warp are looked up at once. The partial result of a warp stands where the last
- * values were that it took; these slots alone wait for the merge. */
+ * through the rings of ring_sm90.cuh, ahead of the arithmetic without registers for them. The pages of up to
+ * 16 units of a warp are looked up at once; those of the first are, as the list is, before the kernel before is
+ * done. The partial result of a warp stands where the last values were that it took; these slots alone wait
+ * for the merge. */
 #ifndef OPS_ATTENTION_DECODE_RING_SM90_CUH
 #define OPS_ATTENTION_DECODE_RING_SM90_CUH
 
@@ -25,7 +26,7 @@ template <typename R> struct ring_shared {
     float m[DECODE_WARPS][DECODE_GROUP], l[DECODE_WARPS][DECODE_GROUP];
 };
 
-/* Heads up to 64 take two units at a time. */
+/* Heads up to 64 take two units at a time. More than 8 KB a warp only waits for memory. */
 template <int HEAD> struct ring_decode : ring_of<HEAD, HEAD <= 64 ? 2 : 1, 8192> {
 };
 
