@@ -9,16 +9,19 @@ extern "C" {
 enum { FEW_BITS };
 
 typedef void few_kernel(const decode_args, int);
+typedef void few_ring_kernel(const decode_args, int, const few_copies);
 struct few_choice {
-    few_kernel *kernel;
-    size_t shared; /* beside what the kernel has of its own */
+    few_kernel *kernel;    /* units in registers, or */
+    few_ring_kernel *ring; /* through rings, */
+    int shared;            /* of these bytes, beside what the kernel has of its own */
 };
 /* Of 131,072 keys registers take 127.8 us on an H200, the ring 130.0; of 16,384 25.8 and 23.8. */
 enum { FEW_RING_KEYS = 65536 };
 template <typename T, typename QO, int HEAD> static few_choice choice(const sop_attention_desc *d)
 {
-    if (d->max_kv > FEW_RING_KEYS) return {sop_decode_few_sm90<T, QO, HEAD>, 0};
-    return {sop_decode_few_ring_sm90<T, QO, HEAD>, few_ring<HEAD>::BYTES};
+    if (d->max_kv > FEW_RING_KEYS || d->pages == 0)
+        return {sop_decode_few_sm90<T, QO, HEAD>, NULL, 0};
+    return {NULL, sop_decode_few_ring_sm90<T, QO, HEAD>, few_ring<HEAD>::SHARED};
 }
 template <typename T, typename QO> static few_choice choice_of(const sop_attention_desc *d)
 {
@@ -34,10 +37,26 @@ template <typename QO, bool F8> static few_choice choice_of_codes(const sop_atte
 {
     typedef decode_code<F8> code;
     switch (d->k) {
-    case 64: return {sop_decode_few_sm90<__half, QO, 64, code>, 0};
-    case 96: return {sop_decode_few_sm90<__half, QO, 96, code>, 0};
-    default: return {sop_decode_few_sm90<__half, QO, 128, code>, 0};
+    case 64: return {sop_decode_few_sm90<__half, QO, 64, code>, NULL, 0};
+    case 96: return {sop_decode_few_sm90<__half, QO, 96, code>, NULL, 0};
+    default: return {sop_decode_few_sm90<__half, QO, 128, code>, NULL, 0};
     }
+}
+
+/* A pool as the copies see it; its channels in parts of 64, or of 16. */
+static sop_status map_of(CUtensorMap *map, const sop_attention_desc *d, const void *pool,
+                         int64_t token, int64_t head, int64_t page)
+{
+    const int64_t part = d->k % 64 ? 16 : 64, parts = d->k / part;
+    const int64_t dims[5] = {part, d->page, parts, d->kv_heads, d->pages};
+    const int64_t strides[4] = {2 * token, 2 * part, 2 * head, 2 * page};
+    const bool whole = d->page % DECODE_UNIT == 0;
+    const uint32_t box[5] = {(uint32_t)part, whole ? 16u : 8u, whole ? (uint32_t)parts : 1u, 1, 1};
+    return sop_tensor_map_of(map,
+                             d->kv_dtype == SOP_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                             part == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_32B,
+                             pool, 5, dims, strides, box, SOP_TMA_ONCE);
 }
 
 static int64_t pieces_of(const sop_attention_desc *d)
@@ -74,12 +93,22 @@ extern "C" sop_status sop_attention_decode_few_plan(const void *desc, const int3
     return SOP_OK;
 }
 
-static sop_status run(const sop_call *call, few_choice c)
+static sop_status run(const sop_call *call, few_choice choice)
 {
     const sop_attention_desc *d = (const sop_attention_desc *)call->desc;
+    const decode_args args = sop_decode_args_of(call);
     const int bits = (int)call->split->word[FEW_BITS];
-    return sop_launch_cluster(c.kernel, (unsigned)(pieces_of(d) << bits), FEW_WARPS * 32, c.shared,
-                              1, call, sop_decode_args_of(call), bits);
+    const unsigned grid = (unsigned)(pieces_of(d) << bits), threads = FEW_WARPS * 32;
+    if (choice.kernel) return sop_launch(choice.kernel, grid, threads, call, args, bits);
+    few_copies copies = {};
+    sop_status s = map_of(&copies.k, d, args.a.k_pool, d->kp_token, d->kp_head, d->kp_page);
+    if (s == SOP_OK) s = map_of(&copies.v, d, args.a.v_pool, d->vp_token, d->vp_head, d->vp_page);
+    if (s != SOP_OK) return s;
+    copies.over_page = ((uint64_t)1 << 63) / (uint64_t)d->page + 1;
+    copies.of_piece = d->page % DECODE_UNIT == 0 ? 1 : 2 * (int)(d->k / (d->k % 64 ? 16 : 64));
+    const bool meets = bits <= FEW_CLUSTER_BITS && grid <= FEW_CLUSTERS;
+    return sop_launch_cluster(choice.ring, grid, threads, (size_t)choice.shared,
+                              meets ? 1u << bits : 1, call, args, bits, copies);
 }
 
 extern "C" sop_status sop_attention_decode_few_sm90(const sop_call *call)
