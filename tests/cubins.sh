@@ -24,7 +24,8 @@ layers_stream_sm90$           HMMA      products by warps
 layers_stream_sm90$           UBLKCP    weights in bulk copies
 _wide$   (LDG|STG)\.E[A-Z0-9.]*\.128   16 bytes at a time, on the wider side
 _sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
-decode_(few_)?ring_sm90$      LDGSTS[A-Z0-9.]*\.128   keys and values in 16 bytes
+decode_ring_sm90$             LDGSTS[A-Z0-9.]*\.128   keys and values in 16 bytes
+decode_few_ring_sm90$         UTMALDG   keys and values by TMA
 '
 # Bytes of local memory that kernels may have; all others keep to their registers.
 allowed='

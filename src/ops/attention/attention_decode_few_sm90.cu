@@ -88,6 +88,11 @@ extern "C" sop_status sop_attention_decode_few_plan(const void *desc, const int3
     while (bits > 0 && ((pieces << bits) > facts->workers || (floats << bits) > SOP_CUDA_COUNTERS ||
                         FEW_WARPS << bits > units)) /* no warp without a unit */
         bits--;
+    /* a cluster's CTAs meet sooner than 16 elsewhere */
+    if (bits > FEW_CLUSTER_BITS && !sop_is_code(d->kv_dtype) &&
+        few_is_cluster(FEW_CLUSTER_BITS, (unsigned)(pieces << FEW_CLUSTER_BITS)) &&
+        units <= 2 * FEW_WARPS << FEW_CLUSTER_BITS)
+        bits = FEW_CLUSTER_BITS;
     (void)params, (void)budget;
     *split = {{bits}, 0};
     return SOP_OK;
@@ -106,9 +111,9 @@ static sop_status run(const sop_call *call, few_choice choice)
     if (s != SOP_OK) return s;
     copies.over_page = ((uint64_t)1 << 63) / (uint64_t)d->page + 1;
     copies.of_piece = d->page % DECODE_UNIT == 0 ? 1 : 2 * (int)(d->k / (d->k % 64 ? 16 : 64));
-    const bool meets = bits <= FEW_CLUSTER_BITS && grid <= FEW_CLUSTERS;
     return sop_launch_cluster(choice.ring, grid, threads, (size_t)choice.shared,
-                              meets ? 1u << bits : 1, call, args, bits, copies);
+                              few_is_cluster(bits, grid) ? 1u << bits : 1, call, args, bits,
+                              copies);
 }
 
 extern "C" sop_status sop_attention_decode_few_sm90(const sop_call *call)

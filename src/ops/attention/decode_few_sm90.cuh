@@ -6,9 +6,9 @@
  *
  * Up to 8 CTAs of a piece are a cluster and send into each other's shared memory, where a barrier counts the
  * bytes; more meet in global memory:
- * mail, of a piece: [4 results][CTA that sends] of two float4: the results, not yet divided by their sum;
- * maximum, sum, -, -. Words are as in decode_sm80.cuh. The CTAs wait for each other, so they must fit on the
- * card at once.
+ * mail, of a piece: [CTA it is for][CTA that sends][4 results] as they are, not yet divided by their sum, then
+ * in the same order their maximum and sum. Words are as in decode_sm80.cuh. The CTAs wait for each other, so
+ * they must fit on the card at once.
  *
  * What the first units need is asked into the L2 before the kernel before this one is done: from a length and
  * a table that it may yet change, so that this is a hint and no more. Once it is done, the first copies are
@@ -29,6 +29,10 @@ enum {
     FEW_CLUSTER_BITS = 3,
     FEW_CLUSTERS = 96 /* CTAs of a launch whose clusters surely fit on the card at once */
 };
+static inline __host__ __device__ bool few_is_cluster(int bits, unsigned grid)
+{
+    return bits > 0 && bits <= FEW_CLUSTER_BITS && grid <= FEW_CLUSTERS;
+}
 
 template <int HEAD> struct few_shared {
     enum { PITCH = HEAD + 4 };
@@ -38,18 +42,34 @@ template <int HEAD> struct few_shared {
 
 SOP_DEV void few_post(float4 *to, float4 x)
 {
-    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x),
-                 "f"(x.y), "f"(x.z), "f"(x.w)
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to),
+                 "f"(decode_word(x.x)), "f"(decode_word(x.y)), "f"(decode_word(x.z)),
+                 "f"(decode_word(x.w))
                  : "memory");
 }
-SOP_DEV float4 few_look(const float4 *from)
+SOP_DEV void few_post2(float2 *to, float x, float y)
 {
-    float4 x;
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "l"(from)
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(decode_word(x)),
+                 "f"(decode_word(y))
                  : "memory");
-    return x;
+}
+/* Six words, once they are there. */
+SOP_DEV void few_look(float4 &y, const float4 *from, float2 &ml, const float2 *ml_from)
+{
+    float4 a;
+    float2 b;
+    do {
+        asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(a.x), "=f"(a.y), "=f"(a.z), "=f"(a.w)
+                     : "l"(from)
+                     : "memory");
+        asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(b.x), "=f"(b.y)
+                     : "l"(ml_from)
+                     : "memory");
+    } while (!(__float_as_uint(a.x) && __float_as_uint(a.y) && __float_as_uint(a.z) &&
+               __float_as_uint(a.w) && __float_as_uint(b.x) && __float_as_uint(b.y)));
+    y = a, ml = b;
 }
 /* Which channel stands in a row of the products: decode_place() backwards. */
 template <int HEAD, int BYTES> SOP_DEV int few_channel(int row)
@@ -144,23 +164,21 @@ SOP_DEV void few_end(const decode_args &p, const few_share &x, int quad, float4 
 }
 
 /* The warps of a CTA into one, and the CTAs of a piece: m, l: maxima and sums of the warps; part(w, h, row):
- * four rows of the result of warp w, head h; channel(row): what stands there; meeting: NULL: by mail. */
+ * four rows of the result of warp w, head h; channel(row): what stands there; cluster: the CTAs are one. */
 template <int HEAD, typename QO, typename Part, typename Channel>
 SOP_DEV void few_merge(const decode_args &p, int bits, const few_share &x,
                        const float (&m)[FEW_WARPS][DECODE_GROUP],
                        const float (&l)[FEW_WARPS][DECODE_GROUP], float of_values,
-                       few_meeting<HEAD> *meeting, Part part, Channel channel)
+                       few_meeting<HEAD> &meeting, bool cluster, Part part, Channel channel)
 {
-    enum { WARPS = FEW_WARPS, GROUP = DECODE_GROUP, QUADS = HEAD / 4 };
-    enum { TURNS = (GROUP * QUADS + WARPS * 32 - 1) / (WARPS * 32) };
+    enum { WARPS = FEW_WARPS, QUADS = HEAD / 4, MOST = DECODE_GROUP * QUADS };
+    static_assert(MOST <= WARPS * 32, "four results a thread");
     const int tid = threadIdx.x, n = x.n;
-    float4 *const mail =
-        (float4 *)p.mail + ((int64_t)(blockIdx.x >> bits) * GROUP * QUADS << bits) * 2;
+    float4 *const mail = (float4 *)p.mail + ((int64_t)(blockIdx.x >> bits) * MOST << bits) * 2;
+    float2 *const mail_ml = (float2 *)(mail + (MOST << bits));
     const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
-#pragma unroll
-    for (int i = 0; i < TURNS; i++) { /* four rows side by side */
-        const int quad = i * WARPS * 32 + tid, h = quad / QUADS, row = quad % QUADS * 4;
-        if (quad >= x.quads) break;
+    if (tid < x.quads) { /* four rows side by side */
+        const int h = tid / QUADS, row = tid % QUADS * 4;
         float top = -INFINITY, den = 0;
         float4 y = {0, 0, 0, 0};
 #pragma unroll
@@ -173,70 +191,43 @@ SOP_DEV void few_merge(const decode_args &p, int bits, const few_share &x,
             y.x += z.x * f, y.y += z.y * f, y.z += z.z * f, y.w += z.w * f;
         }
         y.x *= of_values, y.y *= of_values, y.z *= of_values, y.w *= of_values;
-        if (meeting) {
-            const int to = quad / x.each;
-            few_send<HEAD>(*meeting, to, x.rank * x.each + quad - to * x.each, y, top, den);
+        const int to = tid / x.each, at = x.rank * x.each + tid - to * x.each;
+        if (n == 1) {
+            few_end<HEAD, QO>(p, x, tid, y, top, den, channel);
+        } else if (cluster) {
+            few_send<HEAD>(meeting, to, at, y, top, den);
         } else {
-            float4 *to = mail + (((int64_t)quad << bits) + x.rank) * 2;
-            few_post(to, make_float4(decode_word(y.x), decode_word(y.y), decode_word(y.z),
-                                     decode_word(y.w)));
-            few_post(to + 1, make_float4(decode_word(top), decode_word(den), 0, 0));
+            few_post(mail + to * n * x.each + at, y);
+            few_post2(mail_ml + to * n * x.each + at, top, den);
         }
     }
-    if (meeting) { /* a thread has four results of all CTAs */
-        if (tid >= x.mine) return;
-        mbar_wait(smem_addr(&meeting->in), 0);
-        float most = -INFINITY, sum = 0;
-        float4 y = {0, 0, 0, 0};
-        for (int z = 0; z < n; z++) most = fmaxf(most, meeting->ml[z * x.each + tid].x);
-        for (int z = 0; z < n; z++) {
-            const float2 ml = meeting->ml[z * x.each + tid];
-            const float4 of = meeting->y[z * x.each + tid];
-            const float f = ml.x == -INFINITY ? 0 : decode_exp2((ml.x - most) * k2);
-            sum += ml.y * f;
-            y.x += of.x * f, y.y += of.y * f, y.z += of.z * f, y.w += of.w * f;
-        }
-        few_end<HEAD, QO>(p, x, x.rank * x.each + tid, y, most, sum, channel);
-        return;
-    }
+    if (n == 1) return;
 
-    /* of this CTA's share: lane i of n has what CTA i sent */
-    float4 y[TURNS], ml[TURNS];
-    bool all;
-    const int mine = x.mine << bits;
-    float4 *const own = mail + ((int64_t)x.rank * x.each << bits) * 2;
-    do {
-        all = true;
-#pragma unroll
-        for (int i = 0; i < TURNS; i++) {
-            const int at = i * WARPS * 32 + tid;
-            y[i] = ml[i] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-            if (at < mine) y[i] = few_look(own + at * 2), ml[i] = few_look(own + at * 2 + 1);
+    /* of this CTA's share: a thread has four results of one CTA, then of all of them */
+    if (!cluster) {
+        if (tid < n * x.each && tid % x.each < x.mine) {
+            float4 *const y = mail + x.rank * n * x.each + tid;
+            float2 *const ml = mail_ml + x.rank * n * x.each + tid;
+            few_look(meeting.y[tid], y, meeting.ml[tid], ml);
+            *y = make_float4(0, 0, 0, 0), *ml = make_float2(0, 0); /* as they were */
         }
-#pragma unroll
-        for (int i = 0; i < TURNS; i++)
-            all &= __float_as_uint(y[i].x) && __float_as_uint(y[i].y) && __float_as_uint(y[i].z) &&
-                   __float_as_uint(y[i].w) && __float_as_uint(ml[i].x) && __float_as_uint(ml[i].y);
-    } while (!all);
-#pragma unroll
-    for (int i = 0; i < TURNS; i++) {
-        const int at = i * WARPS * 32 + tid;
-        if (at < mine) own[at * 2] = own[at * 2 + 1] = make_float4(0, 0, 0, 0); /* as they were */
-        float most = ml[i].x;
-        for (int z = 1; z < n; z *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, z));
-        const float f = ml[i].x == -INFINITY ? 0 : decode_exp2((ml[i].x - most) * k2);
-        float sum = ml[i].y * f;
-        y[i].x *= f, y[i].y *= f, y[i].z *= f, y[i].w *= f;
-        for (int z = 1; z < n; z *= 2) {
-            sum += __shfl_xor_sync(~0u, sum, z);
-            y[i].x += __shfl_xor_sync(~0u, y[i].x, z);
-            y[i].y += __shfl_xor_sync(~0u, y[i].y, z);
-            y[i].z += __shfl_xor_sync(~0u, y[i].z, z);
-            y[i].w += __shfl_xor_sync(~0u, y[i].w, z);
-        }
-        if (at < mine && (at & (n - 1)) == 0)
-            few_end<HEAD, QO>(p, x, x.rank * x.each + (at >> bits), y[i], most, sum, channel);
+        __syncthreads();
     }
+    if (tid >= x.mine) return;
+    if (cluster) mbar_wait(smem_addr(&meeting.in), 0);
+    float most = -INFINITY, sum = 0;
+    float4 y = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int z = 0; z < n; z++) most = fmaxf(most, meeting.ml[z * x.each + tid].x);
+#pragma unroll 4
+    for (int z = 0; z < n; z++) {
+        const float2 ml = meeting.ml[z * x.each + tid];
+        const float4 of = meeting.y[z * x.each + tid];
+        const float f = ml.x == -INFINITY ? 0 : decode_exp2((ml.x - most) * k2);
+        sum += ml.y * f;
+        y.x += of.x * f, y.y += of.y * f, y.z += of.z * f, y.w += of.w * f;
+    }
+    few_end<HEAD, QO>(p, x, x.rank * x.each + tid, y, most, sum, channel);
 }
 
 /* Units in registers, as in decode_sm80.cuh: for codes, and for the longest sequences. 1 << bits: CTAs of a piece. */
@@ -248,6 +239,7 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_sm90(
     enum { PITCH = few_shared<HEAD>::PITCH, CODES = sizeof(C) == 1 };
     typedef decode_regs<HEAD, sizeof(C)> regs;
     __shared__ few_shared<HEAD> sh;
+    __shared__ few_meeting<HEAD> meeting;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const few_share share = few_share_of<HEAD>(p, bits);
     const int head = (blockIdx.x >> bits) / p.parts, heads = share.heads, step = share.n * WARPS;
@@ -331,7 +323,7 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_sm90(
     }
     __syncthreads();
     few_merge<HEAD, QO>(
-        p, bits, share, sh.m, sh.l, of_values, (few_meeting<HEAD> *)NULL,
+        p, bits, share, sh.m, sh.l, of_values, meeting, false,
         [&](int w, int h, int row) { return *(const float4 *)(sh.o[w] + h * PITCH + row); },
         [](int row) { return few_channel<HEAD, sizeof(C)>(row); });
 }
@@ -342,9 +334,9 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_sm90(
 template <int OF_HEAD> struct few_ring {
     enum { HEAD = OF_HEAD, CHUNKS = HEAD % 64 ? 2 : 8, PARTS = HEAD / 8 / CHUNKS }; /* of a part */
     enum { ROW = CHUNKS * 16, PART = DECODE_UNIT * ROW, PIECE = PARTS * PART };
-    enum { SLOTS = 5, BYTES = FEW_WARPS * SLOTS * PIECE };
-    /* One CTA fits on a multiprocessor: two of a launch on one of them are twice as slow. */
-    enum { ALONE = 116 << 10, SHARED = (BYTES > ALONE ? BYTES : ALONE) + 1024 };
+    enum { FIT = 12288 / PIECE, SLOTS = FIT < 6 ? FIT : 6 }; /* of a warp */
+    /* Two CTAs fit on a multiprocessor, the second of the next launch. */
+    enum { SHARED = FEW_WARPS * SLOTS * PIECE + 1024 };
 };
 template <int HEAD> SOP_DEV uint32_t few_chunk(uint32_t slot, int row, int c)
 {
@@ -388,14 +380,15 @@ SOP_DEV int few_read(const int32_t *p)
 }
 
 template <typename T, typename QO, int HEAD>
-static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_ring_sm90(
+static __global__ __launch_bounds__(FEW_WARPS * 32, 2) void sop_decode_few_ring_sm90(
     const __grid_constant__ decode_args p, const int bits, const __grid_constant__ few_copies c)
 {
     enum { WARPS = FEW_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP, Q_PITCH = HEAD + 8 };
     typedef few_ring<HEAD> ring;
-    typedef ring_of<HEAD, 1, ring::SLOTS * 4096> rows; /* how a partial result lies in a piece */
+    typedef ring_of<HEAD, 1, 1 << 14> rows; /* how a partial result lies in a piece */
     enum { SLOTS = ring::SLOTS };
-    static_assert(WARPS * 32 >= HEAD && 2 * FEW_AHEAD >= SLOTS, "a thread has 8 channels of q");
+    static_assert(GROUP * HEAD <= WARPS * 32 * 8, "a thread has 8 channels of q");
+    static_assert(GROUP * rows::O_PITCH * 4 <= SLOTS * ring::PIECE, "a partial result in a ring");
     extern __shared__ __align__(1024) uint8_t few_memory[];
     __shared__ float sm_m[WARPS][GROUP], sm_l[WARPS][GROUP];
     __shared__ alignas(16) T sm_q[GROUP * Q_PITCH];
@@ -405,11 +398,10 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_ring_
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4;
     const int head = (blockIdx.x >> bits) / p.parts, step = share.n * WARPS;
     const int at_once = share.rank * WARPS + warp;
-    const bool meets = bits <= FEW_CLUSTER_BITS && gridDim.x <= FEW_CLUSTERS;
+    const bool cluster = few_is_cluster(bits, gridDim.x);
     uint8_t *const memory = few_memory + (-smem_addr(few_memory) & 1023);
     uint8_t *const own = memory + warp * (SLOTS * ring::PIECE);
     const uint32_t own_ring = smem_addr(own), own_full = smem_addr(full + warp * SLOTS);
-    grid_go();
 
     /* Lane 2 i + h has the page of half h of the warp's unit i, of 16. */
     auto page_of = [&](int key) {
@@ -419,13 +411,13 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_ring_
     int keys = *(const volatile int32_t *)p.a.kv_len, tab = 0, tab_next = 0;
     const int entry = entry_of(at_once + lane / 2 * step);
     if (entry < p.table_stride) tab = ((const volatile int32_t *)p.a.table)[entry];
-    if (tid == 0) {
+    if (cluster && tid == 0) {
         mbar_init(smem_addr(&meeting.in), 1);
         mbar_expect_tx(smem_addr(&meeting.in), share.mine * share.n * few_meeting<HEAD>::EACH);
     }
     if (lane < SLOTS) mbar_init(own_full + lane * 8, 1);
     fence_mbar_init();
-    if (meets) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    if (cluster) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     __syncwarp();
 
     /* Lane i has where piece i of the warp is, of unit i / 2: keys, or values. */
@@ -477,7 +469,7 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_ring_
                      ask_slot = ask_slot == SLOTS - 1 ? 0 : ask_slot + 1;
     };
     window(1);
-    if (meets) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if (cluster) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     grid_wait();
 
     const int q0 = few_read(p.a.q_start), q1 = few_read(p.a.q_start + 1);
@@ -587,6 +579,8 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_ring_
         further();
     }
 
+    grid_go();
+
     /* the warps into one, by head; nothing is on its way any more */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -596,7 +590,7 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_ring_
     ring_put<rows>(own_ring, o);
     __syncthreads();
     few_merge<HEAD, QO>(
-        p, bits, share, sm_m, sm_l, 1, meets ? &meeting : NULL,
+        p, bits, share, sm_m, sm_l, 1, meeting, cluster,
         [&](int w, int h, int d) {
             return *(const float4 *)(memory + w * (SLOTS * ring::PIECE) +
                                      ring_place<rows>(h, d) * 4);
