@@ -11,35 +11,31 @@ enum { FEW_BITS };
 typedef void few_kernel(const decode_args, int);
 typedef void few_ring_kernel(const decode_args, int, const few_copies);
 struct few_choice {
-    few_kernel *kernel;    /* units in registers, or */
-    few_ring_kernel *ring; /* through rings, */
+    few_kernel *kernel;    /* of codes, or */
+    few_ring_kernel *ring; /* of elements of 16 bits, */
     int shared;            /* of these bytes, beside what the kernel has of its own */
 };
-/* Of 131,072 keys registers take 127.8 us on an H200, the ring 130.0; of 16,384 25.8 and 23.8. */
-enum { FEW_RING_KEYS = 65536 };
-template <typename T, typename QO, int HEAD> static few_choice choice(const sop_attention_desc *d)
+template <typename T, typename QO, int HEAD> static few_choice choice(void)
 {
-    if (d->max_kv > FEW_RING_KEYS || d->pages == 0)
-        return {sop_decode_few_sm90<T, QO, HEAD>, NULL, 0};
     return {NULL, sop_decode_few_ring_sm90<T, QO, HEAD>, few_ring<HEAD>::SHARED};
 }
 template <typename T, typename QO> static few_choice choice_of(const sop_attention_desc *d)
 {
     switch (d->k) {
-    case 64: return choice<T, QO, 64>(d);
-    case 80: return choice<T, QO, 80>(d);
-    case 96: return choice<T, QO, 96>(d);
-    case 112: return choice<T, QO, 112>(d);
-    default: return choice<T, QO, 128>(d);
+    case 64: return choice<T, QO, 64>();
+    case 80: return choice<T, QO, 80>();
+    case 96: return choice<T, QO, 96>();
+    case 112: return choice<T, QO, 112>();
+    default: return choice<T, QO, 128>();
     }
 }
 template <typename QO, bool F8> static few_choice choice_of_codes(const sop_attention_desc *d)
 {
     typedef decode_code<F8> code;
     switch (d->k) {
-    case 64: return {sop_decode_few_sm90<__half, QO, 64, code>, NULL, 0};
-    case 96: return {sop_decode_few_sm90<__half, QO, 96, code>, NULL, 0};
-    default: return {sop_decode_few_sm90<__half, QO, 128, code>, NULL, 0};
+    case 64: return {sop_decode_few_sm90<QO, 64, code>, NULL, 0};
+    case 96: return {sop_decode_few_sm90<QO, 96, code>, NULL, 0};
+    default: return {sop_decode_few_sm90<QO, 128, code>, NULL, 0};
     }
 }
 
@@ -74,6 +70,10 @@ extern "C" const char *sop_attention_decode_few_refuse(const void *desc)
     if (d->alibi) return "alibi is not taken";
     if (d->k > 128) return "heads are over 128";
     if (pieces_of(d) > 32) return "too many heads";
+    const int64_t strides[] = {d->kp_page, d->kp_token, d->kp_head,
+                               d->vp_page, d->vp_token, d->vp_head};
+    for (int i = 0; i < 6 && !sop_is_code(d->kv_dtype); i++)
+        if (strides[i] <= 0) return "a stride of keys or values is not above 0";
     return NULL;
 }
 
@@ -121,7 +121,7 @@ extern "C" sop_status sop_attention_decode_few_sm90(const sop_call *call)
     const sop_attention_desc *d = (const sop_attention_desc *)call->desc;
     const bool half = d->q_dtype == SOP_F16, f8 = d->kv_dtype == SOP_F8;
     if (d->tokens == 0) return SOP_OK;
-    if (!sop_attention_aligned(call)) return sop_attention_cuda(call);
+    if (d->pages == 0 || !sop_attention_aligned(call)) return sop_attention_cuda(call);
     if (sop_is_code(d->kv_dtype))
         return run(call,
                    half ? f8 ? choice_of_codes<__half, true>(d) : choice_of_codes<__half, false>(d)

@@ -2,7 +2,7 @@
  * to 8 heads equally, their warps take units of 16 keys in turn, and the partial results of a piece meet: each
  * CTA is sent all parts of a share of the results, and ends it. There is no list of the work: lengths, pages
  * and the query are read side by side. Keys and values come through rings in shared memory, by the copy
- * engine; codes, and those of the longest sequences, by registers as in decode_sm80.cuh.
+ * engine; codes by registers as in decode_sm80.cuh.
  *
  * Up to 8 CTAs of a piece are a cluster and send into each other's shared memory, where a barrier counts the
  * bytes; more meet in global memory:
@@ -25,7 +25,7 @@
 enum {
     FEW_WARPS = 8,
     FEW_MOST_BITS = 5, /* CTAs of a piece: a lane of a warp each */
-    FEW_AHEAD = 4,     /* units of a warp that are asked for early, at most */
+    FEW_AHEAD = 4,     /* units of codes of a warp that are asked for early, at most */
     FEW_CLUSTER_BITS = 3,
     FEW_CLUSTERS = 96 /* CTAs of a launch whose clusters surely fit on the card at once */
 };
@@ -230,17 +230,17 @@ SOP_DEV void few_merge(const decode_args &p, int bits, const few_share &x,
     few_end<HEAD, QO>(p, x, x.rank * x.each + tid, y, most, sum, channel);
 }
 
-/* Units in registers, as in decode_sm80.cuh: for codes, and for the longest sequences. 1 << bits: CTAs of a piece. */
-template <typename T, typename QO, int HEAD, typename C = T>
+/* Codes, in registers as in decode_sm80.cuh. 1 << bits: CTAs of a piece. */
+template <typename QO, int HEAD, typename C>
 static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_sm90(
     const __grid_constant__ decode_args p, const int bits)
 {
-    enum { WARPS = FEW_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP };
-    enum { PITCH = few_shared<HEAD>::PITCH, CODES = sizeof(C) == 1 };
-    typedef decode_regs<HEAD, sizeof(C)> regs;
+    enum { WARPS = FEW_WARPS, UNIT = DECODE_UNIT };
+    enum { PITCH = few_shared<HEAD>::PITCH, BYTES = sizeof(C) };
+    typedef decode_regs<HEAD, BYTES> regs;
     __shared__ few_shared<HEAD> sh;
     __shared__ few_meeting<HEAD> meeting;
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const few_share share = few_share_of<HEAD>(p, bits);
     const int head = (blockIdx.x >> bits) / p.parts, heads = share.heads, step = share.n * WARPS;
     const int first_head = share.first_head;
@@ -249,7 +249,7 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_sm90(
     {
         const int keys = *(const volatile int32_t *)p.a.kv_len;
         for (int i = 0; i < FEW_AHEAD && p.window == 0 && (u + i * step) * UNIT < keys; i++)
-            few_ahead<HEAD, sizeof(C)>(p, u + i * step, head, keys);
+            few_ahead<HEAD, BYTES>(p, u + i * step, head, keys);
     }
     grid_wait();
 
@@ -263,22 +263,14 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_sm90(
     const int q0 = p.a.q_start[0], q1 = p.a.q_start[1], keys = p.a.kv_len[0];
     const bool live = sop_live_rows(p.a.live, 1) > 0 && q0 <= 0 && q1 > 0;
     uint32_t qf[HEAD / 8];
-    float by[2] = {}, of_values = 1;
+    float by[2];
     {
         const QO *q = (const QO *)p.a.q + (first_head + g) * p.q_head;
-        const bool mine = g < heads;
-        if constexpr (CODES) {
-            const float power = decode_query_codes<HEAD>(qf, q, mine);
-            for (int r = 0; r < 2; r++)
-                by[r] = p.a.k_scales[head] * __shfl_sync(~0u, power, 4 * (2 * t + r));
-            of_values = p.a.v_scales[head];
-        } else {
-#pragma unroll
-            for (int c = 0; c < HEAD / 32; c++)
-                decode_query<T, 4>(qf + 4 * c, q + (t + 4 * c) * 8, mine);
-            if (HEAD % 32) decode_query<T, 2>(qf + HEAD / 8 - 2, q + HEAD - 16 + 4 * t, mine);
-        }
+        const float power = decode_query_codes<HEAD>(qf, q, g < heads);
+        for (int r = 0; r < 2; r++)
+            by[r] = p.a.k_scales[head] * __shfl_sync(~0u, power, 4 * (2 * t + r));
     }
+    const float of_values = p.a.v_scales[head];
     if (!live) return; /* all CTAs */
     const int pos = keys - q1;
     const int hi = !p.causal ? keys : max(pos + 1, 0);
@@ -294,8 +286,8 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_sm90(
         if (unit >= end) return;
         next.lo = lo - unit * UNIT;
         next.hi = min((int)UNIT, hi - unit * UNIT);
-        decode_fetch_k<true, HEAD, sizeof(C)>(p, next, from, head);
-        decode_fetch_v<true, HEAD, sizeof(C)>(p, next, from, head);
+        decode_fetch_k<true, HEAD, BYTES>(p, next, from, head);
+        decode_fetch_v<true, HEAD, BYTES>(p, next, from, head);
     };
     fetch(u, where[0]);
     float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
@@ -305,7 +297,7 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_sm90(
         cur = next;
         fetch(u + step, where[1]);
         find(u + 2 * step, 1);
-        decode_unit<T, C, HEAD, false>(
+        decode_unit<__half, C, HEAD, false>(
             p, cur, slope, by, o, m, l, [](int) {}, qf, [] {});
     }
 
@@ -325,7 +317,7 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_sm90(
     few_merge<HEAD, QO>(
         p, bits, share, sh.m, sh.l, of_values, meeting, false,
         [&](int w, int h, int row) { return *(const float4 *)(sh.o[w] + h * PITCH + row); },
-        [](int row) { return few_channel<HEAD, sizeof(C)>(row); });
+        [](int row) { return few_channel<HEAD, BYTES>(row); });
 }
 
 /* A piece of 16 keys or values in shared memory, as the copy engine lays it down: parts of 64 channels (of 16
@@ -335,8 +327,9 @@ template <int OF_HEAD> struct few_ring {
     enum { HEAD = OF_HEAD, CHUNKS = HEAD % 64 ? 2 : 8, PARTS = HEAD / 8 / CHUNKS }; /* of a part */
     enum { ROW = CHUNKS * 16, PART = DECODE_UNIT * ROW, PIECE = PARTS * PART };
     enum { FIT = 12288 / PIECE, SLOTS = FIT < 6 ? FIT : 6 }; /* of a warp */
-    /* Two CTAs fit on a multiprocessor, the second of the next launch. */
-    enum { SHARED = FEW_WARPS * SLOTS * PIECE + 1024 };
+    /* Over half of what a multiprocessor has: two CTAs of a launch on one of them are twice as slow. */
+    enum { SHARED = 117 << 10, ROOM = SHARED - 1024 };
+    static_assert(FEW_WARPS * SLOTS * PIECE <= ROOM, "what is left by the alignment");
 };
 template <int HEAD> SOP_DEV uint32_t few_chunk(uint32_t slot, int row, int c)
 {
@@ -380,7 +373,7 @@ SOP_DEV int few_read(const int32_t *p)
 }
 
 template <typename T, typename QO, int HEAD>
-static __global__ __launch_bounds__(FEW_WARPS * 32, 2) void sop_decode_few_ring_sm90(
+static __global__ __launch_bounds__(FEW_WARPS * 32, 1) void sop_decode_few_ring_sm90(
     const __grid_constant__ decode_args p, const int bits, const __grid_constant__ few_copies c)
 {
     enum { WARPS = FEW_WARPS, UNIT = DECODE_UNIT, GROUP = DECODE_GROUP, Q_PITCH = HEAD + 8 };
@@ -425,7 +418,7 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 2) void sop_decode_few_ring_
     const int first_page = __shfl_sync(~0u, tab, lane & ~1);
     const int first_token = first_key - page_of(first_key) * p.page;
     const CUtensorMap *const first_map = lane % 2 ? &c.v : &c.k;
-    if (p.window == 0 && lane < 2 * FEW_AHEAD && first_key < keys) {
+    if (p.window == 0 && lane < 2 && first_key < keys) {
         for (int i = 0; i < c.of_piece; i += 2)
             few_hint(first_map, first_token, i / 2, head, first_page);
     }
@@ -529,6 +522,7 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 2) void sop_decode_few_ring_
         ask_slot = slot;
         for (int i = 0; i < SLOTS; i++) ask();
     }
+    grid_go();
     __syncthreads();
     uint32_t qf[HEAD / 8];
     ring_query<T, HEAD>(qf, sm_q + g * Q_PITCH, true);
@@ -578,8 +572,6 @@ static __global__ __launch_bounds__(FEW_WARPS * 32, 2) void sop_decode_few_ring_
         ask();
         further();
     }
-
-    grid_go();
 
     /* the warps into one, by head; nothing is on its way any more */
 #pragma unroll
