@@ -25,10 +25,10 @@
  *     row 0, `piece` steps of 32 k | 64 bytes | row 1 ...
  *
  * so that thread (g = lane / 4, t = lane % 4) takes of row g the 16 bytes of k from 8 t on, without
- * conflicts; they are a B of mma.m16n8k16, because the order of k is free, and tokens are its rows. Two
- * streams of four warps take groups in turn, a warp every fourth step; when a group has ended, one warp of
- * the stream after the other adds the shares of all and writes what comes of them, but some groups later, when
- * the others have left theirs.
+ * conflicts; they are rows g and g + 8 of an A of mma.m16n8k16, because the order of k is free, and a token's
+ * halves two columns of its B. Two streams of four warps take groups in turn, a warp every fourth step; when
+ * a group has ended, one warp of the stream after the other adds the shares of all and writes what comes of
+ * them, but some groups later, when the others have left theirs.
  *
  * The last product has a long k: its slots come piece by piece of k, all groups of a CTA, so that a piece of
  * the tokens' rows is enough in shared memory; a warp brings them.
