@@ -29,12 +29,13 @@ trap 'rm -rf "$logs"' EXIT
 export check_ops superop shapes logs
 export WITHIN="${WITHIN:-12}" LIMIT="${LIMIT:-120}"
 
-# A line for each process: TOOL OP ROW; of whole layers the model's shape and the sequences instead of OP.
-rows=$("$check_ops" cuda list | awk '$3 != "vendor" { print $1, $2 }'
-    echo 'large64,1 layers_stream_sm90
+# A line for each process: TOOL OP ROW; of whole layers, the longest and so first, the model's shape and the sequences
+# instead of OP.
+rows="large64,1 layers_stream_sm90
 large128,4 layers_stream_sm90
 qwen2-half,1 layers_decode_sm90
-head64,5 layer_decode_sm90')
+head64,5 layer_decode_sm90
+$("$check_ops" cuda list | awk '$3 != "vendor" { print $1, $2 }')"
 for tool in $tools; do
     echo "$rows" | while read -r op row; do
         [ $# = 0 ] || echo " $* " | grep -q " $row " && echo "$tool $op $row"
