@@ -73,7 +73,6 @@ template <typename S> static sop_status run(const sop_call *call)
                               call, call->args[SOP_LINEAR_X].data, d->x_dtype, d->x_stride,
                               (int)d->tokens, (int)d->k, (int)blocks, planes, steps);
     a.planes = planes;
-    a.steps = steps;
     a.live = (const int32_t *)call->args[SOP_LINEAR_LIVE].data;
     a.y = call->args[SOP_LINEAR_Y].data;
     a.y_stride = d->y_stride;
@@ -91,6 +90,9 @@ template <typename S> static sop_status run(const sop_call *call)
                                      d->w_stride[j] * (int64_t)sop_dtype_bytes(SOP_I4_128),
                                      S::PITCH, (uint32_t)a.rows, SOP_TMA_ONCE);
     }
+    if (s == SOP_OK)
+        s = sop_tensor_map_words(&maps.steps, steps, blocks, 2 * S::COLUMNS, S::STEPS,
+                                 2 * S::COLUMNS, S::XB);
     if (s != SOP_OK) return s;
     return sop_launch_cluster(sop_planes_sm90<S>, (unsigned)call->split->word[GRID], PLANES_THREADS,
                               (size_t)planes_smem<S>(a.rows), S::CL, call, maps, a);

@@ -18,13 +18,12 @@
 #include "ops/linear/skinny.cuh"
 
 struct planes_maps {
-    CUtensorMap w[3];
+    CUtensorMap w[3], steps; /* [blocks][COLUMNS] of step and sum */
 };
 struct planes_args {
     const float *bias[3]; /* NULL: none */
     const int32_t *live;
     const uint8_t *planes; /* [blocks][2 COLUMNS][128] */
-    const int2 *steps;     /* [blocks][COLUMNS]: step and sum */
     void *y;
     int64_t y_stride; /* in elements */
     int32_t y_dtype, tokens, k, n[3];
@@ -48,8 +47,9 @@ template <int COLUMNS_, int RG_, int CL_> struct planes_shape {
         TILE = 2 * COLUMNS * 128,   /* a block of x */
         STEPS = COLUMNS * 8,        /* its steps and sums */
         X_STAGE = XB * TILE,
-        X_STEPS = XB * STEPS,
+        X_STEPS = 128,                   /* room for its steps and sums */
         X_MOST = 8,                      /* stages of x */
+        LAG = 2,                         /* blocks after which one that was left is filled again */
         SHARE = 64 * COLUMNS / PARTS,    /* sums that a part adds up */
         SUMS_PITCH = 72,                 /* rows of a column of a tile's sums */
         SUMS = COLUMNS * SUMS_PITCH * 4, /* bytes of them */
@@ -165,7 +165,7 @@ SOP_DEV void planes_take(uint32_t bar, uint32_t parity)
         "r"(parity)
         : "memory");
 }
-/* Masks are done by here: while the product before is on its way, or after it where registers are few. */
+/* Masks are done by here, while the product before is on its way. */
 SOP_DEV void planes_pin(uint32_t (&a)[4][4])
 {
 #pragma unroll
@@ -202,7 +202,7 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
         const int x = 4 * S::DEPTH, e = x + S::KW * S::X_MOST, r = e + S::KW * S::X_MOST;
         for (int i = 0; i < e; i++) mbar_init(bars + 8 * i, 1);
         for (int i = e; i < r; i++) mbar_init(bars + 8 * i, 4 * S::RG);
-        for (int i = r; i < r + 2 * S::RG; i++) mbar_init(bars + 8 * i, 4 * S::PARTS);
+        for (int i = r; i < r + 2 * S::RG; i++) mbar_init(bars + 8 * i, S::PARTS);
         fence_mbar_init();
     }
     __syncthreads();
@@ -239,10 +239,9 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
         const int64_t block = k0 * PLANES_BLOCKS + x_block;
         const uint32_t bytes = S::XB > 1 ? S::X_STAGE : 256 * p.tokens, bar = x_full + 8 * stage;
         if (me) {
-            mbar_expect_tx(bar, bytes + S::X_STEPS);
+            mbar_expect_tx(bar, bytes + S::XB * S::STEPS);
             planes_copy(x_at + stage * S::X_STAGE, p.planes + block * S::TILE, bytes, bar);
-            planes_copy(info_at + stage * S::X_STEPS, p.steps + block * S::COLUMNS, S::X_STEPS,
-                        bar);
+            tma_load_2d(info_at + stage * S::X_STEPS, &maps.steps, 0, (int)block, bar);
         }
         x_block += S::XB;
         if (x_block == k_units * PLANES_BLOCKS) x_block = 0;
@@ -255,33 +254,42 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
     const int tokens = (int)sop_live_rows(p.live, p.tokens);
     if (S::CL > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 
-    int stage = 0, phase = 0, x_stage = 0, x_phase = 0, d[S::COLUMNS] = {};
+    int stage = 0, phase = 0, d[2][S::COLUMNS] = {};
+    int x_stage = 0, x_phase = 0, x_left = 0, x_gone = 0, x_again = 0, x_again_phase = 0;
     for (int r = 0; r < rounds; r++, tile += round) {
         uint32_t last = ring, a[2][4][4];
         float acc[SUMS] = {}, scale[2][2];
         int zero[2][2];
-        /* ends the product of block b */
-        auto settle = [&](int b, bool any) {
-            wgmma_wait<0>();
+        /* Ends the product of block b, while the next one is on its way unless this is the last. */
+        auto settle = [&](int b, bool alone) {
+            int(&sums)[S::COLUMNS] = d[b % 2];
+            if (alone)
+                wgmma_wait<0>();
+            else
+                wgmma_wait<1>();
 #pragma unroll
-            for (int i = 0; i < S::COLUMNS; i++) asm volatile("" : "+r"(d[i])::"memory");
-            if (!any) return;
-            const int2 *info = (const int2 *)(smem_raw + (info_at - base) + x_stage * S::X_STEPS +
+            for (int i = 0; i < S::COLUMNS; i++) asm volatile("" : "+r"(sums[i])::"memory");
+            const int2 *info = (const int2 *)(smem_raw + (info_at - base) + x_left * S::X_STEPS +
                                               b % S::XB * S::STEPS);
 #pragma unroll
             for (int i = 0; i < SUMS; i++) { /* token 4 (i / 2) + lane % 4, row of i % 2 */
                 const int2 of = info[i / 2 * 4 + lane % 4];
-                const int sum = d[2 * i] * 256 + d[2 * i + 1] - zero[b % 2][i % 2] * of.y;
+                const int sum = sums[2 * i] * 256 + sums[2 * i + 1] - zero[b % 2][i % 2] * of.y;
                 acc[i] = fmaf(scale[b % 2][i % 2] * __int_as_float(of.x), (float)sum, acc[i]);
             }
+#pragma unroll
+            for (int i = 0; i < SUMS; i++)
+                asm volatile("" : "+f"(acc[i])); /* sums are read by here */
             if (b % S::XB != S::XB - 1) return;
             __syncwarp();
-            if (lane == 0) mbar_arrive(x_empty + 8 * x_stage);
-            if (tid == 0 && rg == 0 && x_to_fill > 0) {
-                mbar_wait(x_empty + 8 * x_stage, x_phase);
-                load_x(x_stage, true);
-            }
-            if (++x_stage == p.x_depth) x_stage = 0, x_phase ^= 1;
+            if (lane == 0) mbar_arrive(x_empty + 8 * x_left);
+            if (++x_left == p.x_depth) x_left = 0;
+            /* by a warp in turn, and late: who fills waits for those that are behind */
+            if (x_gone++ < S::LAG || x_to_fill <= 0) return;
+            const bool me = tid == b % 4 * 32 && rg == 0;
+            if (me) mbar_wait(x_empty + 8 * x_again, x_again_phase);
+            load_x(x_again, me);
+            if (++x_again == p.x_depth) x_again = 0, x_again_phase ^= 1;
         };
         for (int u = 0; u < k_units; u++) {
             const uint8_t *unit = rows + stage * stage_bytes;
@@ -301,7 +309,6 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
                         a[b % 2][i][2 + q] = w >> 4 & 0x0f0f0f0f;
                     }
                 }
-                if (S::COLUMNS < 16) planes_pin(a[b % 2]);
                 if (b == PLANES_BLOCKS - 1) {
                     fence_async(); /* waits for loads */
                     named_sync(1 + wg, 128);
@@ -310,19 +317,20 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
                     else
                         fill();
                 }
-                settle(b + PLANES_BLOCKS - 1, u > 0 || b > 0);
                 if (b % S::XB == 0) mbar_wait(x_full + 8 * x_stage, x_phase);
-                if (S::COLUMNS == 16) planes_pin(a[b % 2]);
+                planes_pin(a[b % 2]);
                 const uint64_t x = desc_k_major(x_at + x_stage * S::X_STAGE + b % S::XB * S::TILE);
+                if (b % S::XB == S::XB - 1 && ++x_stage == p.x_depth) x_stage = 0, x_phase ^= 1;
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    planes_mma(d, a[b % 2][i], desc_advance(x, i * 32), i > 0);
+                    planes_mma(d[b % 2], a[b % 2][i], desc_advance(x, i * 32), i > 0);
                 wgmma_commit();
+                if (b > 0) settle(b - 1, false);
             }
+            settle(PLANES_BLOCKS - 1, true); /* none is on its way where the loop begins again */
             if (++stage == S::DEPTH) stage = 0, phase ^= 1;
         }
-        settle(PLANES_BLOCKS - 1, k_units > 0);
         /* sums of the part: [column][SUMS_PITCH] */
 #pragma unroll
         for (int i = 0; i < SUMS; i++) {
@@ -332,8 +340,8 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
                          "f"(acc[i])
                          : "memory");
         }
-        __syncwarp();
-        if (lane < S::CL) planes_give(ready, lane);
+        named_sync(1 + wg, 128);
+        if (tid < S::CL) planes_give(ready, tid);
         int row0, at;
         const int j = skinny_part(p.n, p.rows, min(tile, n_tiles - 1), &row0, &at),
                   row = (part * S::SHARE + tid) % 64;
@@ -358,8 +366,8 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
                 sum += planes_load(from[c] + (t * S::SUMS_PITCH + row) * 4);
             sop_store_any(p.y, p.y_dtype, t * p.y_stride + at + row0 + row, sum);
         }
-        __syncwarp();
-        if (lane < S::CL) planes_give(done, lane);
+        named_sync(1 + wg, 128);
+        if (tid < S::CL) planes_give(done, tid);
         /* nobody goes, nor is the place filled, before the others have read it */
         planes_take(done, r & 1);
         fence_async();
