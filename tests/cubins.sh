@@ -34,7 +34,7 @@ sop_decode_sm80  24   addresses beside heads of 256, or of 128 with ALiBi on 8.0
 sop_sample_split_first  24   the bound on registers, for many threads
 sop_sample_split_third  176  the same, and the wishes of a row that its floor takes by their address
 sop_prefill_sm80        48  places of the pieces of heads of 112; sums and scores take 192 registers
-sop_prefill_sm90        8   tiles of a mask beside the parts of pages, in the 40 registers of what loads
+sop_prefill_sm90        24  an item beside masks and heads of 192, outside of the loop; 8 in the 40 registers of what loads
 sop_gemm_sm80           48  what is multiplied next, between tiles of 128 x 256 alone
 sop_layers_decode_sm90  72  sincosf of large angles; for two tokens the bound on registers of 640 threads
 sop_layers_stream_sm90  32  the same angles
