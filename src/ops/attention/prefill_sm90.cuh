@@ -526,6 +526,18 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                 mbar_wait(v_full + 8 * (i % STAGES), i / STAGES & 1);
                 release(v_empty + 8 * (i % STAGES));
             }
+            /* queries of the next sequence: as zeros they have no say in which maxima stand, so
+             * that no bit follows the batch */
+            const int mine = max(new_rows - c * 64, 0);
+            if (__builtin_expect(mine < 64, 0)) {
+                const uint32_t q = qs * smem::q_stage + c * 64 * 128;
+                for (int e = mine * 8 + threadIdx.x % 128; e < 64 * 8; e += 128)
+#pragma unroll
+                    for (int k = 0; k < (K + 63) / 64; k++)
+                        *(uint4 *)(smem_at + q + k * smem::q_chunk + e * 16) = {};
+                fence_async();
+                named_sync(4 + c, 128);
+            }
             m[0] = m[1] = -INFINITY, l[0] = l[1] = 0;
             float alpha[2], sum[2];
             int mark = 0, tile = high - skip;
@@ -577,7 +589,7 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                     /* seldom after a while; a row may have seen nothing so far */
                     const bool over = __any_sync(~0u, !(sum[0] <= 256 && sum[1] <= 256 &&
                                                         m[0] > -INFINITY && m[1] > -INFINITY));
-                    if (over) {
+                    if (__builtin_expect(over, 0)) {
                         raise(prefill_number<TILE>(), alpha);
                         weigh(prefill_number<TILE>(), sum);
 #pragma unroll
