@@ -70,11 +70,13 @@ enum {
     SOP_LAYERNORM_ROLES
 };
 
-/** linear: y[t, at_j + i] = bias_j[i] + sum over k of x[t,k] * w_j[i,k], for up to three weights that
- * share x; at_j = n_0 + ... + n_(j-1).
+/** linear: y[t, at_j + i] = bias_j[i] + x_scale[t] * sum over k of x[t,k] * w_j[i,k], for up to three
+ * weights that share x; at_j = n_0 + ... + n_(j-1).
  *
  * x [tokens, k]; w_j [n_j, k] in a format, and in one of the layouts that layout_j has bits for. Scales
  * and zero points of a quantised format lie in its blocks (sop/types.h)
+ * x_scale [tokens] f32, positive and finite, for x of f8 alone (quantize makes both); 1 without. An
+ * f8 x gets no slack: y is as near as sums of exact products in float32 are. A weight has no codes for NaN
  * bias_j [n_j] f32, optional; y [tokens, n_0 + n_1 + n_2] */
 typedef struct sop_linear_desc {
     int64_t tokens, k;
@@ -96,6 +98,7 @@ enum {
     SOP_LINEAR_B2,
     SOP_LINEAR_LIVE,
     SOP_LINEAR_Y,
+    SOP_LINEAR_X_SCALE,
     SOP_LINEAR_ROLES
 };
 

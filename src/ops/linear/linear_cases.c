@@ -118,6 +118,28 @@ const char *const sop_linear_cases[] = {
     "m=3 n=64 k=4096 w=bf16 x=bf16 y=bf16 bias=1", /* few sums, long ones */
     "m=40 n=96 n1=8 k=75 w=f16 w1=f16 x=f16 y=f32 x_stride=88 y_stride=112 w_stride=80 "
     "w1_stride=96",
+    "m=0 n=16 k=128 w=f8_128 x=f8", /* codes with a scale a token */
+    "m=1 n=1 k=128 w=f8_128 x=f8",
+    "m=1 n=70 k=256 w=f8_128 x=f8 y=bf16 bias=1",
+    "m=2 n=17 k=384 w=f8_128 x=f8 y=f16 x_stride=389 y_stride=19",
+    "m=7 n=33 k=100 w=bf16 x=f8" BOTH,
+    "m=8 n=24 k=128 w=f16 x=f8 y=f16",
+    "m=9 n=20 n1=9 k=96 w=q8_0 w1=q5_0 x=f8 y=f32 bias=3 layouts=both layouts1=both",
+    "m=15 n=130 n1=60 n2=10 k=640 w=f8_128 w1=f8_128 w2=f8_128 x=f8 y=bf16 bias=5",
+    "m=16 n=264 k=1152 w=f8_128 x=f8 y=bf16 w_stride=12",
+    "m=17 n=257 k=640 w=f8_128 x=f8 y=bf16 bias=1 x_stride=656 w_stride=8",
+    "m=18 n=40 k=256 w=i4_128 x=f8 y=bf16",
+    "m=24 n=31 k=256 w=i8_128 x=f8",
+    "m=33 n=129 k=512 w=f8_128 x=f8 y=f16",
+    "m=40 n=32 k=256 w=q4_k x=f8" BOTH,
+    "m=63 n=136 k=1024 w=f8_128 x=f8 y=bf16",
+    "m=64 n=200 n1=56 k=2048 w=f8_128 w1=f8_128 x=f8 y=bf16 bias=2",
+    "m=65 n=128 k=512 w=f8_128 x=f8 y=bf16",
+    "m=129 n=136 k=384 w=f8_128 x=f8 y=bf16 bias=1",
+    "m=256 n=256 k=256 w=f8_128 x=f8 y=f32",
+    "m=260 n=520 n1=8 k=896 w=f8_128 w1=f8_128 x=f8 y=bf16 bias=3 y_stride=544",
+    "m=20 n=96 k=512 w=f8_128 x=f8 numerics=exact",
+    "m=20 n=96 k=512 w=f8_128 x=f8 y=bf16 numerics=invariant",
     "m=3 n=5 n1=4 k=7 x=f64 y=f64 w=f64 w1=f64 bias=3",
     NULL,
 };

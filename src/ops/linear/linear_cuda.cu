@@ -13,6 +13,7 @@ sop_status sop_linear_cuda(const sop_call *call)
         a.w[j] = (const uint8_t *)call->args[SOP_LINEAR_W0 + j].data;
         if (d->bias >> j & 1) a.bias[j] = (const float *)call->args[SOP_LINEAR_B0 + j].data;
     }
+    if (d->x_dtype == SOP_F8) a.x_scale = (const float *)call->args[SOP_LINEAR_X_SCALE].data;
     a.live = (const int32_t *)call->args[SOP_LINEAR_LIVE].data;
     a.y = call->args[SOP_LINEAR_Y].data;
     if (d->tokens == 0 || n == 0) return SOP_OK;
