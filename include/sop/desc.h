@@ -102,6 +102,26 @@ enum {
     SOP_LINEAR_ROLES
 };
 
+/** quantize: scale[t] = the largest |x[t,:]| / 448, at least 2^-126; codes[t,i] = x[t,i] / scale[t] as e4m3,
+ * rounded to the nearest. The activations of a product of fp8 with fp8: linear's x and x_scale.
+ *
+ * x [tokens, dim] f32, f16 or bf16; codes [tokens, dim] f8; scale [tokens] f32
+ * What is not finite becomes NaN and does not count for the scale. A code may be the neighbour where x /
+ * scale is so near to the middle of two that roundings of float32 cross it
+ * Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022. */
+typedef struct sop_quantize_desc {
+    int64_t tokens, dim;
+    int64_t x_stride, codes_stride;
+    int32_t x_dtype, reserved;
+} sop_quantize_desc;
+enum {
+    SOP_QUANTIZE_X,
+    SOP_QUANTIZE_LIVE,
+    SOP_QUANTIZE_CODES,
+    SOP_QUANTIZE_SCALE,
+    SOP_QUANTIZE_ROLES
+};
+
 /** rope: rotate the first `rot` of each head's channels by angle pos[t] * freqs[i].
  *
  *     half:        (x[i], x[i + rot/2])    interleaved: (x[2i], x[2i + 1])
@@ -427,7 +447,8 @@ enum { SOP_FINITE_X, SOP_FINITE_LIVE, SOP_FINITE_COUNT, SOP_FINITE_ROLES };
     X(add) \
     X(softmax) \
     X(sample) \
-    X(finite)
+    X(finite) \
+    X(quantize)
 
 #ifdef __cplusplus
 }
