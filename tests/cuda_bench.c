@@ -64,6 +64,7 @@ struct line {
 #define EXPERTS "experts", "experts_gemm_sm90"
 #define QWEN_MOE "experts=60 n=1408 k=2048 x=bf16 w=bf16 y=bf16 "
 #define MIXTRAL "experts=8 n=14336 k=4096 x=bf16 w=bf16 y=bf16 "
+#define QUANTIZE "quantize", "quantize_wide_sm80", "quantize_cuda"
 #define SAMPLE "sample", "sample_split_sm80", "sample_cuda"
 
 static const struct line lines[] = {
@@ -236,6 +237,11 @@ static const struct line lines[] = {
     {APPEND, "tokens=64 heads=8 k=128 x=bf16 kv=bf16 page=16", 0},
     {"finite", "finite_wide_sm80", "finite_cuda", "tokens=16384 dim=8192 x=bf16", 0},
     {"finite", "finite_wide_sm80", "finite_cuda", "tokens=1 dim=3584", 0},
+    {QUANTIZE, "tokens=32768 dim=8192 x=bf16", 0},
+    {QUANTIZE, "tokens=4096 dim=3584 x=bf16", 0},
+    {QUANTIZE, "tokens=4096 dim=18944 x=bf16", 0},
+    {QUANTIZE, "tokens=4096 dim=4096", 0},
+    {QUANTIZE, "tokens=16 dim=8192 x=bf16", 0},
     {SAMPLE, "rows=1 vocab=151936", 0},
     {SAMPLE, "rows=1 vocab=151936", 1},
     {SAMPLE, "rows=1 vocab=151936", 2},
