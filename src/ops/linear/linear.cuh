@@ -11,7 +11,6 @@ struct sop_linear_args {
     const void *x;
     const uint8_t *w[3];
     const float *bias[3]; /* NULL: none */
-    const float *x_scale; /* of the tokens of codes; NULL: 1 */
     const int32_t *live;
     void *y;
 };
@@ -21,9 +20,11 @@ SOP_DEV float sop_linear_x(const void *x, int32_t dtype, int64_t i)
     return dtype == SOP_F8 ? sop_f8_to_float(((const uint8_t *)x)[i]) : sop_load_any(x, dtype, i);
 }
 
+/* x_scale is for tokens of codes; NULL: 1 */
 template <int TOKENS>
 static __global__ __launch_bounds__(256) void sop_linear_any(const sop_linear_desc d,
-                                                             const sop_linear_args a)
+                                                             const sop_linear_args a,
+                                                             const float *x_scale)
 {
     sop_begin();
     const int lane = threadIdx.x;
@@ -48,7 +49,7 @@ static __global__ __launch_bounds__(256) void sop_linear_any(const sop_linear_de
 #pragma unroll
     for (int r = 0; r < TOKENS; r++) {
         float y = sop_warp_sum(sum[r]);
-        if (a.x_scale) y *= a.x_scale[min(t0 + r, tokens - 1)];
+        if (x_scale) y *= x_scale[min(t0 + r, tokens - 1)];
         if (a.bias[j]) y += a.bias[j][i];
         if (lane == 0 && t0 + r < tokens)
             sop_store_any(a.y, d.y_dtype, (t0 + r) * d.y_stride + at + i, y);
