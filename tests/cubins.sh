@@ -14,8 +14,10 @@ PATH=$(dirname "$dump"):$PATH # it calls nvdisasm
 
 # Names of kernels, and instructions that each of them has.
 purpose='
-(prefill|skinny|sop_stream|gemm)_sm90$   HGMMA     products by warpgroups
-(prefill|skinny|sop_stream|gemm)_sm90$   UTMALDG   loads by TMA
+(prefill|skinny|gemm)_sm90$   HGMMA     products by warpgroups
+sop_stream_sm90$              [HQ]GMMA  the same, of codes where x has such
+gemm_f8_sm90$                 QGMMA     products of codes by warpgroups
+(prefill|skinny|sop_stream|gemm|gemm_f8)_sm90$   UTMALDG   loads by TMA
 planes_sm90$                  IGMMA     products of integers by warpgroups
 planes_sm90$                  UTMALDG   loads by TMA
 layer_decode_sm90$            HMMA      products by warps

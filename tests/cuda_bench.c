@@ -41,6 +41,11 @@ struct line {
 #define WIDE "n=8192 k=28672 x=bf16 y=bf16 "
 #define GATE_UP_F8 "n=18944 n1=18944 k=3584 w=f8_128 w1=f8_128 x=bf16 y=bf16 "
 #define DOWN_F8 "n=3584 k=18944 w=f8_128 x=bf16 y=bf16 "
+#define F8_FEW "linear", "linear_stream_f8_sm90", "linear_cuda"
+#define F8_MANY "linear", "linear_f8_sm90"
+#define F8_WIDE "n=28672 k=8192 w=f8_128 x=f8 y=bf16 "
+#define F8_GATE_UP "n=18944 n1=18944 k=3584 w=f8_128 w1=f8_128 x=f8 y=bf16 "
+#define F8_DOWN "n=3584 k=18944 w=f8_128 x=f8 y=bf16 "
 #define GEMM "linear", "linear_gemm_sm90"
 #define WIDENED "linear", "linear_gemm_widened_sm90"
 #define PREFILL "attention", "attention_prefill_sm90"
@@ -108,6 +113,16 @@ static const struct line lines[] = {
     {STREAM, DOWN_F8 "m=64", 0},
     {STREAM, WIDE "w=i8_128 m=1", 0},
     {STREAM, WIDE "w=i8_128 m=16", 0},
+    {F8_FEW, F8_WIDE "m=1", 0},
+    {F8_FEW, F8_WIDE "m=16", 0},
+    {F8_FEW, F8_WIDE "m=32", 0},
+    {F8_FEW, F8_WIDE "m=64", 0},
+    {F8_FEW, F8_GATE_UP "m=16", 0},
+    {F8_FEW, F8_GATE_UP "m=32", 0},
+    {F8_FEW, F8_GATE_UP "m=64", 0},
+    {F8_FEW, F8_DOWN "m=16", 0},
+    {F8_FEW, F8_DOWN "m=32", 0},
+    {F8_FEW, F8_DOWN "m=64", 0},
     {QUANT, WIDE "w=q8_0 m=1", 0},
     {QUANT, WIDE "w=q8_0 m=16", 0},
     {QUANT, WIDE "w=q4_k m=1", 0},
@@ -130,6 +145,12 @@ static const struct line lines[] = {
     {WIDENED, NULL, DOWN_F8 "m=4096", 0},
     {WIDENED, NULL, WIDE "w=i4_128 m=4096", 0},
     {WIDENED, NULL, WIDE "w=q4_k m=4096", 0},
+    {F8_MANY, "linear_cuda", F8_GATE_UP "m=128", 0},
+    {F8_MANY, "linear_cuda", F8_DOWN "m=512", 0},
+    {F8_MANY, NULL, F8_WIDE "m=4096", 0},
+    {F8_MANY, NULL, F8_GATE_UP "m=4096", 0},
+    {F8_MANY, NULL, F8_DOWN "m=4096", 0},
+    {F8_MANY, NULL, F8_DOWN "m=4097", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=256", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=256 gather=4", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=2048", 0},

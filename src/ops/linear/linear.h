@@ -70,6 +70,16 @@ sop_status sop_linear_gemm_widened_plan(const void *desc, const int32_t *params,
                                         const sop_facts *facts, size_t budget, sop_split *split);
 sop_status sop_linear_gemm_widened_sm90(const sop_call *call);
 
+/* codes of e4m3: linear_stream_f8_sm90.cu has few tokens, linear_f8_sm90.cu many */
+const char *sop_linear_stream_f8_refuse(const void *desc);
+sop_status sop_linear_stream_f8_plan(const void *desc, const int32_t *params,
+                                     const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_linear_stream_f8_sm90(const sop_call *call);
+const char *sop_linear_f8_refuse(const void *desc);
+sop_status sop_linear_f8_sm90_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                   size_t budget, sop_split *split);
+sop_status sop_linear_f8_sm90(const sop_call *call);
+
 /* by a library: linear_cublaslt.cu */
 const char *sop_linear_cublaslt_refuse(const void *desc);
 sop_status sop_linear_cublaslt_plan(const void *desc, const int32_t *params, const sop_facts *facts,
