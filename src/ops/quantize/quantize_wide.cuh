@@ -20,9 +20,9 @@ SOP_DEV uint32_t quantize_word(float a, float b, float c, float d)
 }
 
 template <typename X, int REP>
-static __global__ __launch_bounds__(512) void sop_quantize_wide(const sop_quantize_desc d,
-                                                                const X *x, const int32_t *live,
-                                                                uint8_t *codes, float *scales)
+static __global__ __launch_bounds__(1024) void sop_quantize_wide(const sop_quantize_desc d,
+                                                                 const X *x, const int32_t *live,
+                                                                 uint8_t *codes, float *scales)
 {
     enum { N = 8 };
     __shared__ float shared[32];

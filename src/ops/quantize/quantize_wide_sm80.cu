@@ -26,9 +26,7 @@ template <typename X> static sop_status run(const sop_call *call)
 {
     const int64_t pieces = ((const sop_quantize_desc *)call->desc)->dim / 8;
     /* small blocks, of which many fit: while one waits for its largest the others load */
-    return pieces <= 128    ? launch<X, 1>(call, pieces)
-           : pieces <= 1024 ? launch<X, 4>(call, pieces)
-                            : launch<X, 8>(call, pieces);
+    return pieces <= 128 ? launch<X, 1>(call, pieces) : launch<X, 4>(call, pieces);
 }
 
 extern "C" sop_status sop_quantize_wide_sm80(const sop_call *call)
