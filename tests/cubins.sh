@@ -16,6 +16,8 @@ PATH=$(dirname "$dump"):$PATH # it calls nvdisasm
 purpose='
 (prefill|skinny|sop_stream|gemm)_sm90$   HGMMA     products by warpgroups
 (prefill|skinny|sop_stream|gemm)_sm90$   UTMALDG   loads by TMA
+sop_few_sm90$                 HMMA      products by warps
+sop_few_sm90$                 UTMALDG   loads by TMA
 planes_sm90$                  IGMMA     products of integers by warpgroups
 planes_sm90$                  UTMALDG   loads by TMA
 layer_decode_sm90$            HMMA      products by warps

@@ -33,6 +33,7 @@ struct line {
 #define BF16 " q=bf16 kv=bf16 o=bf16 causal=1"
 #define I8 " q=bf16 kv=i8 o=bf16 causal=1"
 #define F8 " q=bf16 kv=f8 o=bf16 causal=1"
+#define ONCE "linear", "linear_few_sm90", "linear_cuda"
 #define SKINNY "linear", "linear_skinny_sm90", "linear_cuda"
 #define LONG "linear", "linear_stream_sm90", "linear_cuda"
 #define PLANES "linear", "linear_planes_sm90", "linear_cuda"
@@ -67,6 +68,20 @@ struct line {
 #define SAMPLE "sample", "sample_split_sm80", "sample_cuda"
 
 static const struct line lines[] = {
+    {ONCE, QKV "m=1", 0},
+    {ONCE, QKV "m=8", 0},
+    {ONCE, QKV "m=16", 0},
+    {ONCE, QKV "m=32", 0},
+    {ONCE, QKV "m=64", 0},
+    {ONCE, DOWN "m=1", 0},
+    {ONCE, DOWN "m=8", 0},
+    {ONCE, DOWN "m=16", 0},
+    {ONCE, DOWN "m=32", 0},
+    {ONCE, DOWN "m=64", 0},
+    {ONCE, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=1", 0},
+    {ONCE, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=64", 0},
+    {ONCE, "n=896 n1=128 n2=128 k=896 w=bf16 w1=bf16 w2=bf16 x=bf16 y=bf16 m=1 bias=7", 0},
+    {ONCE, "n=896 k=4864 w=bf16 x=bf16 y=bf16 m=1", 0},
     {SKINNY, QKV "m=1", 0},
     {SKINNY, QKV "m=8", 0},
     {SKINNY, QKV "m=16", 0},

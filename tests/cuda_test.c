@@ -118,8 +118,9 @@ static void an_error_that_others_left_is_no_fault_of_a_row(void)
 static void a_product_of_a_library_runs_recorded_as_it_does_eagerly(void)
 {
     enum { M = 40, LIVE = 17, WIDTH = 64, K = 136 };
-    static const char *const others[] = {"linear_stream_sm90", "linear_skinny_sm90",
-                                         "linear_gemm_sm90", "linear_gemm_sm80"};
+    static const char *const others[] = {"linear_few_sm90", "linear_stream_sm90",
+                                         "linear_skinny_sm90", "linear_gemm_sm90",
+                                         "linear_gemm_sm80"};
     const sop_linear_desc desc = {.tokens = M,
                                   .k = K,
                                   .n = {WIDTH},

@@ -189,6 +189,9 @@ static const char *takes_floats(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_few_sm90", "cuda", SOP_CUDA_SM90A, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_few_sm90_refuse,
+     .plan = sop_linear_few_sm90_plan, .run = sop_linear_few_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_stream_sm90", "cuda", SOP_CUDA_SM90A, 0,
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_stream_sm90_refuse,
      .plan = sop_linear_stream_sm90_plan, .run = sop_linear_stream_sm90},

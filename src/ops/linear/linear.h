@@ -32,10 +32,14 @@ sop_status sop_linear_bf16x2_plan(const void *desc, const int32_t *params, const
                                   size_t budget, sop_split *split);
 sop_status sop_linear_bf16x2_amx(const sop_call *call);
 
-/* CUDA: linear_cuda.cu takes everything. Few tokens: linear_stream_sm90.cu and linear_skinny_sm90.cu;
- * weights of 8 and 4 bits: linear_planes_sm90.cu, linear_stream_quant_sm90.cu,
+/* CUDA: linear_cuda.cu takes everything. Few tokens: linear_few_sm90.cu, linear_stream_sm90.cu and
+ * linear_skinny_sm90.cu; weights of 8 and 4 bits: linear_planes_sm90.cu, linear_stream_quant_sm90.cu,
  * linear_skinny_quant_sm80.cu. Many tokens: linear_gemm_sm90.cu, linear_gemm_sm80.cu */
 sop_status sop_linear_cuda(const sop_call *call);
+const char *sop_linear_few_sm90_refuse(const void *desc);
+sop_status sop_linear_few_sm90_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                    size_t budget, sop_split *split);
+sop_status sop_linear_few_sm90(const sop_call *call);
 const char *sop_linear_skinny_refuse(const void *desc);
 sop_status sop_linear_skinny_plan(const void *desc, const int32_t *params, const sop_facts *facts,
                                   size_t budget, sop_split *split);

@@ -118,6 +118,18 @@ const char *const sop_linear_cases[] = {
     "m=3 n=64 k=4096 w=bf16 x=bf16 y=bf16 bias=1", /* few sums, long ones */
     "m=40 n=96 n1=8 k=75 w=f16 w1=f16 x=f16 y=f32 x_stride=88 y_stride=112 w_stride=80 "
     "w1_stride=96",
+    "m=1 n=1 k=64 w=bf16 x=bf16 y=bf16 bias=1", /* all rows at once: one over and under tiles and rounds */
+    "m=7 n=265 n1=9 n2=131 k=128 w=bf16 w1=bf16 w2=bf16 x=bf16 y=f32 bias=5 y_stride=408",
+    "m=8 n=4300 k=704 w=f16 x=f16 y=f16 x_stride=712 w_stride=720",
+    "m=9 n=2113 k=4928 w=bf16 x=bf16 y=bf16",
+    "m=16 n=8448 k=192 w=bf16 x=bf16 y=bf16 bias=1",
+    "m=1 n=300 k=9024 w=bf16 x=bf16 y=bf16",
+    "m=17 n=4609 n1=30 k=320 w=bf16 w1=bf16 x=bf16 y=bf16 bias=2",
+    "m=32 n=2200 k=1088 w=f16 x=f16 y=f32",
+    "m=33 n=8448 k=128 w=bf16 x=bf16 y=bf16",
+    "m=64 n=4200 n1=200 k=576 w=bf16 w1=bf16 x=bf16 y=bf16 x_stride=584",
+    "m=50 n=6300 k=192 w=f16 x=f16 y=f16",
+    "m=20 n=4300 k=8192 w=bf16 x=bf16 y=bf16",
     "m=3 n=5 n1=4 k=7 x=f64 y=f64 w=f64 w1=f64 bias=3",
     NULL,
 };
