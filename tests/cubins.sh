@@ -14,8 +14,12 @@ PATH=$(dirname "$dump"):$PATH # it calls nvdisasm
 
 # Names of kernels, and instructions that each of them has.
 purpose='
-(prefill|skinny|sop_stream|gemm)_sm90$   HGMMA     products by warpgroups
-(prefill|skinny|sop_stream|gemm)_sm90$   UTMALDG   loads by TMA
+(prefill|skinny|gemm)_sm90$   HGMMA     products by warpgroups
+sop_stream_sm90$              [HQ]GMMA  the same, of codes where x has such
+gemm_f8_sm90$                 QGMMA     products of codes by warpgroups
+(prefill|skinny|sop_stream|gemm|gemm_f8)_sm90$   UTMALDG   loads by TMA
+sop_few_sm90$                 HMMA      products by warps
+sop_few_sm90$                 UTMALDG   loads by TMA
 planes_sm90$                  IGMMA     products of integers by warpgroups
 planes_sm90$                  UTMALDG   loads by TMA
 layer_decode_sm90$            HMMA      products by warps
@@ -24,17 +28,18 @@ layers_stream_sm90$           HMMA      products by warps
 layers_stream_sm90$           UBLKCP    weights in bulk copies
 _wide$   (LDG|STG)\.E[A-Z0-9.]*\.128   16 bytes at a time, on the wider side
 _sm80$   LDG[A-Z0-9.]*\.128       loads of 16 bytes
-decode_(few_)?ring_sm90$      LDGSTS[A-Z0-9.]*\.128   keys and values in 16 bytes
+decode_ring_sm90$             LDGSTS[A-Z0-9.]*\.128   keys and values in 16 bytes
+decode_few_ring_sm90$         UTMALDG   keys and values by TMA
 '
 # Bytes of local memory that kernels may have; all others keep to their registers.
 allowed='
 sop_linear_any   192   its arguments, taken by an index
 sop_layer_decode_sm90   64   sincosf of large angles
-sop_decode_sm80  24   addresses beside heads of 256, or of 128 with ALiBi on 8.0, outside of the loop
+sop_decode_sm80  40   addresses beside heads of 256, outside of the loop
 sop_sample_split_first  24   the bound on registers, for many threads
 sop_sample_split_third  176  the same, and the wishes of a row that its floor takes by their address
 sop_prefill_sm80        48  places of the pieces of heads of 112; sums and scores take 192 registers
-sop_prefill_sm90        8   tiles of a mask beside the parts of pages, in the 40 registers of what loads
+sop_prefill_sm90        24  an item beside masks and heads of 192, outside of the loop; 8 in the 40 registers of what loads
 sop_gemm_sm80           48  what is multiplied next, between tiles of 128 x 256 alone
 sop_layers_decode_sm90  72  sincosf of large angles; for two tokens the bound on registers of 640 threads
 sop_layers_stream_sm90  32  the same angles

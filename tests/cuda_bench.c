@@ -33,6 +33,7 @@ struct line {
 #define BF16 " q=bf16 kv=bf16 o=bf16 causal=1"
 #define I8 " q=bf16 kv=i8 o=bf16 causal=1"
 #define F8 " q=bf16 kv=f8 o=bf16 causal=1"
+#define ONCE "linear", "linear_few_sm90", "linear_cuda"
 #define SKINNY "linear", "linear_skinny_sm90", "linear_cuda"
 #define LONG "linear", "linear_stream_sm90", "linear_cuda"
 #define PLANES "linear", "linear_planes_sm90", "linear_cuda"
@@ -41,6 +42,11 @@ struct line {
 #define WIDE "n=8192 k=28672 x=bf16 y=bf16 "
 #define GATE_UP_F8 "n=18944 n1=18944 k=3584 w=f8_128 w1=f8_128 x=bf16 y=bf16 "
 #define DOWN_F8 "n=3584 k=18944 w=f8_128 x=bf16 y=bf16 "
+#define F8_FEW "linear", "linear_stream_f8_sm90", "linear_cuda"
+#define F8_MANY "linear", "linear_f8_sm90"
+#define F8_WIDE "n=28672 k=8192 w=f8_128 x=f8 y=bf16 "
+#define F8_GATE_UP "n=18944 n1=18944 k=3584 w=f8_128 w1=f8_128 x=f8 y=bf16 "
+#define F8_DOWN "n=3584 k=18944 w=f8_128 x=f8 y=bf16 "
 #define GEMM "linear", "linear_gemm_sm90"
 #define WIDENED "linear", "linear_gemm_widened_sm90"
 #define PREFILL "attention", "attention_prefill_sm90"
@@ -64,9 +70,24 @@ struct line {
 #define EXPERTS "experts", "experts_gemm_sm90"
 #define QWEN_MOE "experts=60 n=1408 k=2048 x=bf16 w=bf16 y=bf16 "
 #define MIXTRAL "experts=8 n=14336 k=4096 x=bf16 w=bf16 y=bf16 "
+#define QUANTIZE "quantize", "quantize_wide_sm80", "quantize_cuda"
 #define SAMPLE "sample", "sample_split_sm80", "sample_cuda"
 
 static const struct line lines[] = {
+    {ONCE, QKV "m=1", 0},
+    {ONCE, QKV "m=8", 0},
+    {ONCE, QKV "m=16", 0},
+    {ONCE, QKV "m=32", 0},
+    {ONCE, QKV "m=64", 0},
+    {ONCE, DOWN "m=1", 0},
+    {ONCE, DOWN "m=8", 0},
+    {ONCE, DOWN "m=16", 0},
+    {ONCE, DOWN "m=32", 0},
+    {ONCE, DOWN "m=64", 0},
+    {ONCE, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=1", 0},
+    {ONCE, "n=8192 k=8192 w=bf16 x=bf16 y=bf16 m=64", 0},
+    {ONCE, "n=896 n1=128 n2=128 k=896 w=bf16 w1=bf16 w2=bf16 x=bf16 y=bf16 m=1 bias=7", 0},
+    {ONCE, "n=896 k=4864 w=bf16 x=bf16 y=bf16 m=1", 0},
     {SKINNY, QKV "m=1", 0},
     {SKINNY, QKV "m=8", 0},
     {SKINNY, QKV "m=16", 0},
@@ -107,6 +128,16 @@ static const struct line lines[] = {
     {STREAM, DOWN_F8 "m=64", 0},
     {STREAM, WIDE "w=i8_128 m=1", 0},
     {STREAM, WIDE "w=i8_128 m=16", 0},
+    {F8_FEW, F8_WIDE "m=1", 0},
+    {F8_FEW, F8_WIDE "m=16", 0},
+    {F8_FEW, F8_WIDE "m=32", 0},
+    {F8_FEW, F8_WIDE "m=64", 0},
+    {F8_FEW, F8_GATE_UP "m=16", 0},
+    {F8_FEW, F8_GATE_UP "m=32", 0},
+    {F8_FEW, F8_GATE_UP "m=64", 0},
+    {F8_FEW, F8_DOWN "m=16", 0},
+    {F8_FEW, F8_DOWN "m=32", 0},
+    {F8_FEW, F8_DOWN "m=64", 0},
     {QUANT, WIDE "w=q8_0 m=1", 0},
     {QUANT, WIDE "w=q8_0 m=16", 0},
     {QUANT, WIDE "w=q4_k m=1", 0},
@@ -129,6 +160,12 @@ static const struct line lines[] = {
     {WIDENED, NULL, DOWN_F8 "m=4096", 0},
     {WIDENED, NULL, WIDE "w=i4_128 m=4096", 0},
     {WIDENED, NULL, WIDE "w=q4_k m=4096", 0},
+    {F8_MANY, "linear_cuda", F8_GATE_UP "m=128", 0},
+    {F8_MANY, "linear_cuda", F8_DOWN "m=512", 0},
+    {F8_MANY, NULL, F8_WIDE "m=4096", 0},
+    {F8_MANY, NULL, F8_GATE_UP "m=4096", 0},
+    {F8_MANY, NULL, F8_DOWN "m=4096", 0},
+    {F8_MANY, NULL, F8_DOWN "m=4097", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=256", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=256 gather=4", 0},
     {EXPERTS, "experts_cuda", QWEN_MOE "rows=2048", 0},
@@ -203,6 +240,7 @@ static const struct line lines[] = {
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=160 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=192 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=256 page=16" BF16, 0},
+    {RING, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=256 page=16" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=64 page=16 sinks=1" BF16, 0},
     {DECODE, "tokens=64 seqs=64 max_kv=4096 heads=64 kv_heads=8 k=128 page=16 alibi=1" BF16, 0},
     {PREFILL, NULL, "tokens=16384 seqs=4 max_kv=4096 heads=64 kv_heads=8 k=64 sinks=1" BF16, 0},
@@ -236,6 +274,11 @@ static const struct line lines[] = {
     {APPEND, "tokens=64 heads=8 k=128 x=bf16 kv=bf16 page=16", 0},
     {"finite", "finite_wide_sm80", "finite_cuda", "tokens=16384 dim=8192 x=bf16", 0},
     {"finite", "finite_wide_sm80", "finite_cuda", "tokens=1 dim=3584", 0},
+    {QUANTIZE, "tokens=32768 dim=8192 x=bf16", 0},
+    {QUANTIZE, "tokens=4096 dim=3584 x=bf16", 0},
+    {QUANTIZE, "tokens=4096 dim=18944 x=bf16", 0},
+    {QUANTIZE, "tokens=4096 dim=4096", 0},
+    {QUANTIZE, "tokens=16 dim=8192 x=bf16", 0},
     {SAMPLE, "rows=1 vocab=151936", 0},
     {SAMPLE, "rows=1 vocab=151936", 1},
     {SAMPLE, "rows=1 vocab=151936", 2},

@@ -118,8 +118,9 @@ static void an_error_that_others_left_is_no_fault_of_a_row(void)
 static void a_product_of_a_library_runs_recorded_as_it_does_eagerly(void)
 {
     enum { M = 40, LIVE = 17, WIDTH = 64, K = 136 };
-    static const char *const others[] = {"linear_stream_sm90", "linear_skinny_sm90",
-                                         "linear_gemm_sm90", "linear_gemm_sm80"};
+    static const char *const others[] = {"linear_few_sm90", "linear_stream_sm90",
+                                         "linear_skinny_sm90", "linear_gemm_sm90",
+                                         "linear_gemm_sm80"};
     const sop_linear_desc desc = {.tokens = M,
                                   .k = K,
                                   .n = {WIDTH},
@@ -229,6 +230,89 @@ static void scales_of_long_rows_are_those_of_their_blocks(void)
     card->ops->queue_destroy(q);
     card->ops->release(card, memory, bytes);
     card->ops->release(card, scratch, sop_plan_scratch(plan));
+    sop_plan_destroy(plan);
+    sop_planner_destroy(planner);
+}
+
+/* Decode attention reads its lengths while the kernel before it ends, which here is the one that writes them. */
+static void lengths_count_that_the_kernel_before_wrote(void)
+{
+    enum { SEQS = 8, KEYS = 2048, HEADS = 14, KV_HEADS = 2, K = 64, PAGE = 16, ROUNDS = 8 };
+    enum {
+        ROWS = 2048,
+        COLS = 8192,
+        WORDS = ROWS * COLS,
+        LAST = WORDS - COLS,
+        PAGES = KEYS / PAGE
+    };
+    enum { POOL = SEQS * KEYS * KV_HEADS * K, Q = SEQS * HEADS * K };
+    const sop_add_desc add = {.tokens = ROWS, .dim = COLS};
+    const sop_attention_desc desc = {.tokens = SEQS,
+                                     .seqs = SEQS,
+                                     .max_kv = KEYS,
+                                     .heads = HEADS,
+                                     .kv_heads = KV_HEADS,
+                                     .k = K,
+                                     .page = PAGE,
+                                     .causal = 1,
+                                     .q_dtype = SOP_BF16,
+                                     .kv_dtype = SOP_BF16,
+                                     .o_dtype = SOP_BF16};
+    const size_t words = (size_t)WORDS * 4, pool = (size_t)POOL * 2, q_bytes = (size_t)Q * 2;
+    const size_t tables = 4 * (SEQS * PAGES + SEQS + 1 + 3), bytes = pool + 2 * q_bytes + tables;
+    sop_planner *planner;
+    sop_plan *sum, *plan;
+    sop_queue *q;
+    char *memory, *sums, *scratch, *host = malloc(bytes);
+    int32_t *const table = (int32_t *)(host + pool + 2 * q_bytes), lengths[SEQS];
+    uint16_t got[2][Q];
+    CHECK(sop_planner_create(card, "", &planner) == SOP_OK);
+    CHECK(sop_plan_add(planner, &add, &sum) == SOP_OK);
+    CHECK(sop_plan_attention(planner, &desc, &plan) == SOP_OK);
+    printf("by %s\n", sop_plan_variant(plan));
+    CHECK(card->ops->queue_create(card, &q) == SOP_OK);
+    CHECK(card->ops->reserve(card, bytes, (void **)&memory) == SOP_OK);
+    CHECK(card->ops->reserve(card, 3 * words, (void **)&sums) == SOP_OK); /* of zeros */
+    CHECK(card->ops->reserve(card, sop_plan_scratch(plan), (void **)&scratch) == SOP_OK);
+    for (size_t i = 0; i < (pool + q_bytes) / 2; i++) { /* about 1, either sign */
+        const uint16_t x = (uint16_t)(0x3f00 | (i * 7919 % 251) << 8 << 7 | i * 104729 % 127);
+        memcpy(host + 2 * i, &x, 2);
+    }
+    for (int32_t i = 0; i < SEQS * PAGES; i++) table[i] = i;
+    for (int32_t i = 0; i <= SEQS; i++) table[SEQS * PAGES + i] = i;
+    CHECK(card->ops->copy(q, memory, host, bytes, SOP_COPY_IN) == SOP_OK);
+    const sop_operand of_sum[SOP_ADD_ROLES] = {[SOP_ADD_A] = {sums, words},
+                                               [SOP_ADD_B] = {sums + words, words},
+                                               [SOP_ADD_Y] = {sums + 2 * words, words}};
+    char *const at_table = memory + pool + 2 * q_bytes;
+    const sop_operand args[SOP_ATTENTION_ROLES] = {
+        [SOP_ATTENTION_Q] = {memory + pool, q_bytes},
+        [SOP_ATTENTION_K_POOL] = {memory, pool},
+        [SOP_ATTENTION_V_POOL] = {memory, pool},
+        [SOP_ATTENTION_TABLE] = {at_table, 4 * SEQS * PAGES},
+        [SOP_ATTENTION_Q_START] = {at_table + 4 * SEQS * PAGES, 4 * (SEQS + 1)},
+        [SOP_ATTENTION_KV_LEN] = {sums + 2 * words + 4 * (size_t)LAST, sizeof lengths},
+        [SOP_ATTENTION_O] = {memory + pool + q_bytes, q_bytes}};
+    for (int32_t round = 0; round < ROUNDS; round++) {
+        for (int32_t s = 0; s < SEQS; s++) lengths[s] = round % 2 ? KEYS - 37 * s : 1 + 29 * s;
+        CHECK(card->ops->copy(q, sums + 4 * (size_t)LAST, lengths, sizeof lengths, SOP_COPY_IN) ==
+              SOP_OK);
+        CHECK(card->ops->wait(q) == SOP_OK);
+        for (int32_t again = 0; again < 2; again++) { /* the second time they are long there */
+            if (!again) CHECK(sop_plan_run(sum, q, of_sum, NULL) == SOP_OK);
+            CHECK(sop_plan_run(plan, q, args, scratch) == SOP_OK);
+            CHECK(card->ops->copy(q, got[again], args[SOP_ATTENTION_O].data, q_bytes,
+                                  SOP_COPY_OUT) == SOP_OK);
+            CHECK(card->ops->wait(q) == SOP_OK);
+        }
+        CHECK(memcmp(got[0], got[1], q_bytes) == 0);
+    }
+    free(host);
+    card->ops->queue_destroy(q);
+    card->ops->release(card, memory, bytes);
+    card->ops->release(card, sums, 3 * words);
+    card->ops->release(card, scratch, sop_plan_scratch(plan));
+    sop_plan_destroy(sum);
     sop_plan_destroy(plan);
     sop_planner_destroy(planner);
 }
@@ -1217,6 +1301,7 @@ int main(int argc, char **argv)
     PICK(a_product_of_a_library_runs_recorded_as_it_does_eagerly);
     PICK(scales_of_long_rows_are_those_of_their_blocks);
     PICK(steps_take_nothing_of_the_card);
+    PICK(lengths_count_that_the_kernel_before_wrote);
     PICK(exact_numerics_agree_with_transformers_node_by_node);
     PICK(exact_numerics_agree_with_transformers_as_graphs);
     PICK(fast_numerics_stay_near);

@@ -1,42 +1,66 @@
 #!/bin/sh
-# The rows of the card on the small cases, under one tool of compute-sanitizer, an operator a process, as many at
-# once as there are processors; a skip without it, or without a card.
-#   tests/sanitizer.sh memcheck|racecheck|initcheck|synccheck CHECK_OPS [OP...]
-#   SMALL=small=20000 ROW=row=NAME    cases of so many FLOPs, one row: what check_ops takes before an operator
-tool=${1:?usage: sanitizer.sh TOOL CHECK_OPS [OP...]} check_ops=${2:?usage: sanitizer.sh TOOL CHECK_OPS [OP...]}
-shift 2
+# The rows of the card under compute-sanitizer, a row a process, as many at once as there are processors; a skip
+# without it, or without a card. Libraries' own kernels are left out.
+#   tests/sanitizer.sh memcheck|racecheck|initcheck|synccheck|all CHECK_OPS SUPEROP [ROW...]
+# A row passes when its cheapest case, and those that follow within SECONDS of its process, ran without an error
+# or a hazard. Kernels for whole layers run in steps of small models.
+#   WITHIN=12 LIMIT=120 JOBS=16    seconds in which cases begin; until a process is killed; processes at once
+usage="usage: sanitizer.sh TOOL|all CHECK_OPS SUPEROP [ROW...]"
+tools=${1:?$usage} check_ops=${2:?$usage} superop=${3:?$usage}
+shift 3
+shapes=$(cd "$(dirname "$0")/data/shapes" && pwd)
 end() { # PASSED FAILED SKIPPED
     echo "$1 passed, $2 failed, $3 skipped"
-    exit "$2"
+    [ "$2" = 0 ]
+    exit
 }
 PATH=$PATH:/usr/local/cuda/bin
 if ! command -v compute-sanitizer >/dev/null; then
-    echo "skipped sanitizer $tool: compute-sanitizer is not on PATH"
+    echo "skipped sanitizer $tools: compute-sanitizer is not on PATH"
     end 0 0 1
 fi
-if "$check_ops" cuda add | grep '^skipped: cuda device' >/dev/null; then
-    echo "skipped sanitizer $tool: $("$check_ops" cuda add | sed -n 's/^skipped: //p')"
+if "$check_ops" cuda row=add_cuda within=0.1 add | grep '^skipped: cuda device' >/dev/null; then
+    echo "skipped sanitizer $tools: there is no card"
     end 0 0 1
 fi
-[ $# -gt 0 ] || set -- $(cd "$(dirname "$0")/../src/ops" && ls -d */*_cuda.cu | sed 's,/.*,,')
+[ "$tools" = all ] && tools="racecheck memcheck initcheck synccheck"
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
-export tool check_ops logs
-printf '%s\n' "$@" | xargs -P "$(nproc)" -I{} sh -c '
-    small=${SMALL:-small}
-    [ "$tool {}" = "racecheck sample" ] && small=${SMALL:-small=3000} # its bins, in shared memory, take minutes
-    compute-sanitizer --tool "$tool" --error-exitcode 99 "$check_ops" cuda $small $ROW {} >"$logs/{}" 2>&1
-    echo $? >"$logs/{}.result"'
-passed=0 failed=0
-for op; do
-    if [ "$(cat "$logs/$op.result")" = 0 ] &&
-        grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$logs/$op"; then
+export check_ops superop shapes logs
+export WITHIN="${WITHIN:-12}" LIMIT="${LIMIT:-120}"
+
+# A line for each process: TOOL OP ROW; of whole layers, the longest and so first, the model's shape and the sequences
+# instead of OP.
+rows="large64,1 layers_stream_sm90
+large128,4 layers_stream_sm90
+qwen2-half,1 layers_decode_sm90
+head64,5 layer_decode_sm90
+$("$check_ops" cuda list | awk '$3 != "vendor" { print $1, $2 }')"
+for tool in $tools; do
+    echo "$rows" | while read -r op row; do
+        [ $# = 0 ] || echo " $* " | grep -q " $row " && echo "$tool $op $row"
+    done
+done >"$logs/all"
+xargs -P "${JOBS:-$(nproc)}" -L 1 sh -c '
+    log=$logs/$0.$1.$2
+    case $1 in
+    *,*) set -- "$superop" bench -m "synth:$shapes/${1%,*}.json" -b "${1#*,}" --sweep 64 --lengths 20:21 --device cuda ;;
+    *) set -- "$check_ops" cuda within="$WITHIN" row="$2" "$1" ;;
+    esac
+    timeout -s KILL "$LIMIT" compute-sanitizer --tool "$0" --error-exitcode 99 "$@" >"$log" 2>&1
+    echo $? >"$log.result"' <"$logs/all" 2>"$logs/killed"
+passed=0 failed=0 skipped=0
+while read -r tool op row; do
+    log=$logs/$tool.$op.$row result=$(cat "$logs/$tool.$op.$row.result")
+    if [ "$result" = 0 ] && grep '^no case ran' "$log"; then
+        skipped=$((skipped + 1))
+    elif [ "$result" = 0 ] && grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$log"; then
         passed=$((passed + 1))
-        echo "$op: $(grep ' passed, ' "$logs/$op" | tail -1)"
+        echo "$tool $row: $(grep ' passed, ' "$log" | tail -1)"
     else
         failed=$((failed + 1))
-        echo "FAILED sanitizer $tool of $op, exit $(cat "$logs/$op.result"):"
-        head -60 "$logs/$op"
+        echo "FAILED sanitizer $tool of $row ($op), exit $result:"
+        head -60 "$log"
     fi
-done
-end $passed $failed 0
+done <"$logs/all"
+end $passed $failed $skipped

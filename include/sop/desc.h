@@ -70,11 +70,13 @@ enum {
     SOP_LAYERNORM_ROLES
 };
 
-/** linear: y[t, at_j + i] = bias_j[i] + sum over k of x[t,k] * w_j[i,k], for up to three weights that
- * share x; at_j = n_0 + ... + n_(j-1).
+/** linear: y[t, at_j + i] = bias_j[i] + x_scale[t] * sum over k of x[t,k] * w_j[i,k], for up to three
+ * weights that share x; at_j = n_0 + ... + n_(j-1).
  *
  * x [tokens, k]; w_j [n_j, k] in a format, and in one of the layouts that layout_j has bits for. Scales
  * and zero points of a quantised format lie in its blocks (sop/types.h)
+ * x_scale [tokens] f32, positive and finite, for x of f8 alone (quantize makes both); 1 without. Codes are
+ * taken as they are: fast numerics allow sums as tensor cores make them, 2^-13 of the magnitudes off, no more
  * bias_j [n_j] f32, optional; y [tokens, n_0 + n_1 + n_2] */
 typedef struct sop_linear_desc {
     int64_t tokens, k;
@@ -96,7 +98,28 @@ enum {
     SOP_LINEAR_B2,
     SOP_LINEAR_LIVE,
     SOP_LINEAR_Y,
+    SOP_LINEAR_X_SCALE,
     SOP_LINEAR_ROLES
+};
+
+/** quantize: scale[t] = the largest |x[t,:]| / 448, at least 2^-126; codes[t,i] = x[t,i] / scale[t] as e4m3,
+ * rounded to the nearest. The activations of a product of fp8 with fp8: linear's x and x_scale.
+ *
+ * x [tokens, dim] f32, f16 or bf16; codes [tokens, dim] f8; scale [tokens] f32
+ * What is not finite becomes NaN and does not count for the scale. A code may be the neighbour where x /
+ * scale is so near to the middle of two that roundings of float32 cross it
+ * Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022. */
+typedef struct sop_quantize_desc {
+    int64_t tokens, dim;
+    int64_t x_stride, codes_stride;
+    int32_t x_dtype, reserved;
+} sop_quantize_desc;
+enum {
+    SOP_QUANTIZE_X,
+    SOP_QUANTIZE_LIVE,
+    SOP_QUANTIZE_CODES,
+    SOP_QUANTIZE_SCALE,
+    SOP_QUANTIZE_ROLES
 };
 
 /** rope: rotate the first `rot` of each head's channels by angle pos[t] * freqs[i].
@@ -424,7 +447,8 @@ enum { SOP_FINITE_X, SOP_FINITE_LIVE, SOP_FINITE_COUNT, SOP_FINITE_ROLES };
     X(add) \
     X(softmax) \
     X(sample) \
-    X(finite)
+    X(finite) \
+    X(quantize)
 
 #ifdef __cplusplus
 }

@@ -38,7 +38,8 @@ static enum plant {
     FAILS
 } planted;
 
-static int halved; /* the run before had some rows live only */
+static int runs, once; /* how often the row ran; whether it is to run once a trial */
+static int halved;     /* the run before had some rows live only */
 
 /* rmsnorm, rightly, but for what is planted. */
 static sop_status run(const sop_call *call)
@@ -49,6 +50,7 @@ static sop_status run(const sop_call *call)
     float *x = call->args[SOP_RMSNORM_X].data, *y = call->args[SOP_RMSNORM_Y].data;
     const float *r = call->args[SOP_RMSNORM_R].data, *w = call->args[SOP_RMSNORM_W].data;
     float *s = call->args[SOP_RMSNORM_R_OUT].data;
+    runs++;
     if (planted == FAILS) return sop_fail(SOP_E_DEVICE, "the planted row fails");
     for (int64_t t = 0; t < tokens; t++) {
         double sum = planted == READS_SCRATCH ? (double)*(float *)call->scratch : 0;
@@ -130,6 +132,7 @@ static sop_check_result result_on(sop_device *other, enum plant plant)
     CHECK(sop_desc_parse(&sop_op_rmsnorm, "tokens=5 dim=70 x_stride=75 y_stride=80", &desc) ==
           SOP_OK);
     CHECK((other ? sop_checker_create_on(other, &c) : sop_checker_create(&c)) == SOP_OK);
+    if (once) sop_checker_once(c);
     CHECK(sop_check(c, &sop_op_rmsnorm, rows, 1, &desc, &r) == SOP_OK);
     sop_checker_destroy(c);
     return r;
@@ -330,6 +333,19 @@ static void what_is_lost_far_from_zero_is_caught(void)
     sop_checker_destroy(c);
 }
 
+static void a_trial_is_one_run_where_that_is_asked_for(void)
+{
+    int of[2];
+    for (once = 0; once < 2; once++) {
+        runs = 0;
+        const sop_check_result r = result_of(NOTHING);
+        CHECK(r.verdict == SOP_CHECK_PASS && r.trials == 7);
+        of[once] = runs;
+    }
+    once = 0;
+    CHECK(of[0] == of[1] + 2 * 7);
+}
+
 static void rows_of_another_device_run_on_copies(void)
 {
     sop_device *d;
@@ -440,6 +456,7 @@ int main(void)
     RUN(a_library_that_is_missing_is_a_skip_and_one_that_fails_a_fault);
     RUN(only_the_guilty_row_is_blamed);
     RUN(what_is_lost_far_from_zero_is_caught);
+    RUN(a_trial_is_one_run_where_that_is_asked_for);
     RUN(rows_of_another_device_run_on_copies);
     if (ASAN) {
         SKIP("writes outside of operands", "the address sanitizer ends the process there");

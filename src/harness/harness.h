@@ -43,6 +43,8 @@ typedef struct sop_checker sop_checker; /* CPU devices with 1, 2 and 3 threads *
 sop_status sop_checker_create(sop_checker **out);
 /* The rows of another device instead: three runs give the same bits. d outlives the checker. */
 sop_status sop_checker_create_on(sop_device *d, sop_checker **out);
+/* From here on one run of each trial: under a tool that follows each access the others show no more. */
+void sop_checker_once(sop_checker *c);
 void sop_checker_destroy(sop_checker *c);
 
 /* Check rows [n_rows] of op at one desc; results [n_rows]. SOP_E_NOMEM and SOP_E_INTERNAL (a broken

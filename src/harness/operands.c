@@ -115,6 +115,8 @@ static void fill_block(unsigned char *block, int32_t dtype, uint64_t *state)
         memcpy(block, &f, sizeof f);
     }
     if (dtype == SOP_I4_128) block[2] %= 17, block[3] = 0; /* the zero point */
+    for (size_t i = 4; i < bytes && dtype == SOP_F8_128; i++)
+        if ((block[i] & 0x7f) == 0x7f) block[i] ^= 1; /* no NaN */
 }
 
 void sop_fill(const sop_tensor *v, sop_family family, uint64_t seed)
@@ -127,7 +129,7 @@ void sop_fill(const sop_tensor *v, sop_family family, uint64_t seed)
         if (sop_dtype_block(v->dtype) > 1) {
             fill_block((unsigned char *)v->data + (size_t)at * sop_dtype_bytes(v->dtype), v->dtype,
                        &state);
-        } else if (v->dtype >= SOP_I8) {
+        } else if (v->dtype >= SOP_I8 && v->dtype != SOP_F8) {
             sop_store(v->data, v->dtype, at, 0);
         } else {
             sop_store(v->data, v->dtype, at, before = value(family, &state, before, i));

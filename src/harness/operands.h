@@ -29,7 +29,7 @@ typedef enum sop_family {
 } sop_family;
 
 /* Fill the view's elements; gaps stay. Block formats get random valid blocks: finite scales near
- * 1/64, any codes. Integers get 0. The same for the same seed. */
+ * 1/64, any codes but NaN. Integers get 0, e4m3 such values up to 448. The same for the same seed. */
 void sop_fill(const sop_tensor *v, sop_family family, uint64_t seed);
 
 /* Whether an optional operand may be left out although the view offers it: only when the desc has no

@@ -332,6 +332,14 @@ static bool bind(struct run *r, int32_t n)
     return true;
 }
 
+/* The type of an output that nobody gave. */
+static int32_t output_type(const struct run *r, const struct operand *o)
+{
+    if (o->like < 0) return type_of_sop(fixed_type(r, o));
+    return r->op->arg[o->like].is_operand ? r->tensor[o->like].dtype
+                                          : type_of_sop((int32_t)r->whole[o->like]);
+}
+
 /* Outputs that nobody gave. */
 static bool make_outputs(struct run *r)
 {
@@ -349,8 +357,8 @@ static bool make_outputs(struct run *r)
         for (int32_t d = o->stars; d < o->n_dims; d++)
             size[n++] = sop_torch_eval(&o->dim[d], r->name);
         dense(n, size, stride);
-        const int32_t dtype =
-            o->like >= 0 ? r->tensor[o->like].dtype : type_of_sop(fixed_type(r, o));
+        const int32_t dtype = output_type(r, o);
+        if (dtype < 0) return fail(r, "there is no type for %s", o->name);
         if (!t->handle &&
             sop_shim.empty(n, size, stride, dtype, r->device_type, r->device_index, &t->handle))
             return fail(r, "no memory for %s", o->name);

@@ -16,7 +16,7 @@
  *     format>w         an argument under a name of its own: an int that becomes the field w
  *     rot:=2*half      a field that follows from the others, unless it is known by now
  *
- * An output's :x is the argument that it takes its type from; without, it
+ * An output's :x is the argument that it takes its type from, :type the int whose type it has; without, it
  * is the one that the library fixes, or f32. Each line
  * makes NAME, which returns its outputs, and NAME.out, which is given them. */
 #include "lines.h"
@@ -42,6 +42,8 @@ const char *const sop_torch_lines[] = {
     "merge_lse merge  x[tokens,parts,heads,v] lse[tokens,parts,heads] live?[1]  ->  y[tokens,heads,v]:x lse_out[tokens,heads]",
     "linear linear  x[*m,k] w[n,k] bias?{bias=1}[n] numerics=1 live?[1]  ->  y[*m,n]:x",
     "linear_packed linear  x[*m,k] w%[n,k] format>w bias?{bias=1}[n] numerics=1 live?[1]  ->  y[*m,n]:x",
+    "linear_f8 linear  x[*m,k] w%[n,k] format>w x_scale?[*m] bias?{bias=1}[n] type>y=2 numerics=0 live?[1]  ->  y[*m,n]:type",
+    "quantize quantize  x[*tokens,dim] live?[1]  ->  codes[*tokens,dim] scale[*tokens]",
     "linear2 linear  x[*m,k] w[n,k] w1[n1,k] bias?{bias=1}[n] bias1?{bias=2}[n1] numerics=1 live?[1]  ->  y[*m,n+n1]:x",
     "linear3 linear  x[*m,k] w[n,k] w1[n1,k] w2[n2,k] bias?{bias=1}[n] bias1?{bias=2}[n1] bias2?{bias=4}[n2] numerics=1 live?[1]"
         "  ->  y[*m,n+n1+n2]:x",

@@ -159,7 +159,7 @@ static void look(struct reader *r, struct operand *o)
         fail(r, "the desc is too large");
         return;
     }
-    /* An operand may be there for codes alone: a second look has every type i8. */
+    /* An operand may be there for codes alone: a second look has every type f8. */
     for (int32_t codes = 0; codes < 2; codes++) {
         memset(desc, 0, sizeof desc);
         n_types = 0;
@@ -171,7 +171,7 @@ static void look(struct reader *r, struct operand *o)
             else if (f->kind == SOP_FIELD_I32)
                 *(int32_t *)at = 7;
             else if (f->kind == SOP_FIELD_DTYPE)
-                *(int32_t *)at = codes ? SOP_I8 : types[n_types++ % 5];
+                *(int32_t *)at = codes ? SOP_F8 : types[n_types++ % 5];
         }
         op->view(desc, o->role, &v);
         if (v.dtype >= 0) break;
@@ -309,7 +309,8 @@ bool sop_torch_parse(const char *line, struct sop_torch_op *op, const char **why
         if (take(&r, ":")) {
             word(&r, name, sizeof name);
             for (int32_t i = 0; i < op->n_args; i++)
-                if (op->arg[i].is_operand && strcmp(op->arg[i].operand.name, name) == 0)
+                if (strcmp(op->arg[i].is_operand ? op->arg[i].operand.name : op->arg[i].scalar.name,
+                           name) == 0)
                     o->like = i;
             if (o->like < 0) fail(&r, "an output is like no argument");
         } else if (o->dtype_offset >= 0) {

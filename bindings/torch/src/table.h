@@ -30,7 +30,7 @@ struct operand {
     int32_t dtype_offset;         /* in the desc; -1: it is dtype */
     int32_t dtype;
     int32_t flag_offset, flag; /* set when the operand is there; -1: none */
-    int32_t like;              /* of an output: the argument that gives the type; -1: dtype */
+    int32_t like; /* of an output: the argument that gives the type, or is its number; -1: dtype */
 };
 
 struct scalar {

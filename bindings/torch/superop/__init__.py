@@ -16,6 +16,7 @@ from .functional import (
     has_gradients,
     layer_norm,
     linear,
+    pack_f8,
     rms_norm,
     rope,
     softmax,
@@ -23,7 +24,7 @@ from .functional import (
 
 __all__ = [
     "add_layer_norm", "add_rms_norm", "attention", "bias_act", "fallbacks", "gated", "graph_pass", "has_gradients", "layer_norm", "linear",
-    "load_plugin", "matched", "plans", "rms_norm", "rope", "rows", "softmax",
+    "load_plugin", "matched", "pack_f8", "plans", "rms_norm", "rope", "rows", "softmax",
 ]  # fmt: skip
 
 if importlib.util.find_spec("transformers"):

@@ -15,6 +15,8 @@ _SCALAR = re.compile(r"(\w+)(?:>(\w+))?(?:=(.*))?$")
 _RULE = re.compile(r"(\w+):=(.*)$")
 # Types that the library fixes for outputs, beside float32.
 _INTEGERS = {"ids", "counts", "perm", "count"}
+# Types by their number in the library (sop/types.h), where an argument is one.
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class _Dim:
@@ -75,7 +77,12 @@ class Op:
 
     def dtype(self, out, given):
         if out.like:
+            like = next(a for a in self.args if a.name == out.like)
+            if isinstance(like, Scalar):
+                return _TYPES[given.get(out.like, int(like.default))]
             return given[out.like].dtype
+        if out.name == "codes":
+            return torch.float8_e4m3fn
         if out.name in _INTEGERS:
             return torch.int32
         doubles = any(isinstance(v, torch.Tensor) and v.dtype is torch.float64 for v in given.values())

@@ -15,6 +15,17 @@ ops = torch.ops.superop
 ACTS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "quick_gelu": 3, "relu": 4}
 
 
+def pack_f8(codes, scale):
+    """Weights of float8_e4m3fn [n, k] with their scales, as torch.ops.superop.linear_f8 and linear_packed read
+    them (format 25): uint8 [n, k / 128 * 132]. scale: one for all, for each row [n, 1], or for each 128 columns
+    of a row [n, k / 128]; one for a block of 128 rows and columns is that of its rows."""
+    n, k = codes.shape
+    if codes.dtype != torch.float8_e4m3fn or k % 128:
+        raise ValueError(f"superop: {codes.dtype} of {k} columns, must be float8_e4m3fn and a multiple of 128")
+    scales = scale.float().expand(n, k // 128).contiguous().view(torch.uint8).view(n, -1, 4)
+    return torch.cat([scales, codes.contiguous().view(torch.uint8).view(n, -1, 128)], -1).view(n, -1)
+
+
 def _act(act):
     if act not in ACTS:
         raise ValueError(f"superop: no activation {act!r}, allowed: {', '.join(ACTS)}")

@@ -273,10 +273,15 @@ class Stack:
         n = 512
         while n <= most:
             seq = _begin(self.handle)
-            self.prompt([seq], [n], torch.zeros(1, n, dtype=torch.long, device=self.device), None, None, False)
+            self.prompt([seq], [n], torch.zeros(1, n, dtype=torch.long, device=self.device), None, False)
             self.end(seq)
             n *= 2
-        for dtype in (torch.long, torch.bool):  # PyTorch's kernels too
+        # PyTorch's own kernels of padded prompts too
+        seqs = [_begin(self.handle) for _ in range(min(2, self.sequences))]
+        self.prompt(seqs, [1, 8][: len(seqs)], torch.zeros(len(seqs), 8, dtype=torch.long, device=self.device), None, False)
+        for seq in seqs:
+            self.end(seq)
+        for dtype in (torch.long, torch.bool):
             _said(torch.ones(2, 8, dtype=dtype, device=self.device))
 
     def __del__(self):
@@ -480,7 +485,7 @@ class Stack:
         if positions is None and padded:
             positions = torch.arange(had, had + n, device=self.device).unsqueeze(0)
         if held:
-            rows = self.step(held, ids, positions) if n == 1 else self.prompt(held.list, [n] * b, ids, positions, None, every)
+            rows = self.step(held, ids, positions) if n == 1 else self.prompt(held.list, [n] * b, ids, positions, every)
             if rows is None:
                 for seq, length in zip(held.list, held.lengths()):
                     _cut(self.handle, seq, length)
@@ -491,7 +496,7 @@ class Stack:
             seqs = self.begin(b)
             if seqs is None:
                 return None
-            rows = self.prompt(seqs, [n - pad for pad in pads], ids, positions, mask if padded else None, every)
+            rows = self.prompt(seqs, [n - pad for pad in pads], ids, positions, every)
             if cache is None and (self.said.get("use_cache", True) if use_cache is None else use_cache):
                 cache = DynamicCache(config=self.config)
             if rows is not None and cache is not None:
@@ -519,9 +524,14 @@ class Stack:
             return None
         return logits.to(self.dtype)
 
-    def prompt(self, seqs, counts, ids, positions, mask, every):
-        """Several tokens of each sequence: [rows wanted, vocab]."""
-        pick = (lambda x: x.reshape(-1)) if mask is None else (lambda x: x[mask.bool()])
+    def prompt(self, seqs, counts, ids, positions, every):
+        """Several tokens of each sequence, the last ones of its row: [rows wanted, vocab]."""
+
+        def pick(x):  # not by a mask: to count its ones would be to wait for the device
+            if min(counts) == x.shape[1]:
+                return x.reshape(-1)
+            return torch.cat([row[-count:] for row, count in zip(x, counts)])
+
         flat = pick(ids).to(torch.int32).contiguous()
         pos = None if positions is None else pick(positions.expand(ids.shape)).to(torch.int32).contiguous()
         want = _ALL if every else _LAST

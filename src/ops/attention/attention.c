@@ -492,6 +492,8 @@ static const char *const cases[] = {
     "tokens=1 max_kv=700 heads=5 kv_heads=1 k=112 q=bf16 kv=bf16 o=bf16 causal=1 page=8 window=333",
     "tokens=1 max_kv=5000 heads=3 kv_heads=3 k=96 kv=f16 causal=1 page=24 q_head=104 o_head=112",
     "tokens=1 max_kv=1500 heads=14 kv_heads=2 k=64 kv=f16 causal=1 page=16 window=40 sinks=1",
+    "tokens=1 max_kv=513 heads=28 kv_heads=4 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=16 sinks=1",
+    "tokens=1 max_kv=9000 heads=32 kv_heads=32 k=64 q=bf16 kv=bf16 o=bf16 causal=1 page=16",
     "tokens=1 max_kv=1000 heads=16 kv_heads=2 k=128 q=bf16 kv=i8 o=bf16 causal=1 page=16",
     /* pages of 8 in units of 16 keys; codes of every head */
     "tokens=4 seqs=4 max_kv=333 heads=8 kv_heads=2 k=128 q=bf16 kv=bf16 o=bf16 causal=1 page=8",

@@ -20,9 +20,6 @@ template <typename T> static ring_choice choice_of(const sop_attention_desc *d)
     }
 }
 
-/* 16 x 4,096 keys, H8/4 d256: 72.2 us on an H200, from registers 78.7; 64 x 4,096, H64/8 d256: 520, 507. */
-enum { RING_MOST = 1 << 28 };
-
 extern "C" const char *sop_attention_decode_ring_refuse(const void *desc)
 {
     const sop_attention_desc *d = (const sop_attention_desc *)desc;
@@ -31,7 +28,6 @@ extern "C" const char *sop_attention_decode_ring_refuse(const void *desc)
     if (d->alibi) return "alibi is not taken";
     if (d->q_dtype == SOP_F32) return "q is not of 16 bits";
     if (!choice_of<__half>(d).kernel) return "heads are not of 64 or 256";
-    if (d->seqs * d->max_kv * d->kv_heads * d->k > RING_MOST) return "over 2^28 elements of keys";
     if (d->kv_heads > 65535) return "over 65,535 KV heads";
     return NULL;
 }
@@ -45,7 +41,8 @@ extern "C" sop_status sop_attention_decode_ring_plan(const void *desc, const int
                   of_piece = group < DECODE_GROUP ? group : DECODE_GROUP;
     const int64_t most = SOP_CUDA_COUNTERS / (of_piece * (d->k + 4)); /* CTAs whose mail fits */
     (void)budget;
-    *split = {{facts->workers < most ? facts->workers : most, params ? params[0] : 8}, 0};
+    const int64_t cost = params ? params[0] : d->k == 256 ? 0 : 8;
+    *split = {{facts->workers < most ? facts->workers : most, cost}, 0};
     return SOP_OK;
 }
 

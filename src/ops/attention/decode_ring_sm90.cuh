@@ -1,7 +1,8 @@
 /* Few queries, as in decode_sm80.cuh, whose list of the work and mail this kernel has; but keys and values come
- * through the rings of ring_sm90.cuh, further ahead of the arithmetic than registers have room for. The pages
- * of up to 16 units of a warp are looked up at once. The partial result of a warp stands where the last
- * values were that it took; these slots alone wait for the merge. */
+ * through the rings of ring_sm90.cuh, ahead of the arithmetic without registers for them. The pages of up to
+ * 16 units of a warp are looked up at once; those of the first are, as the list is, before the kernel before is
+ * done. The partial result of a warp stands where the last values were that it took; these slots alone wait
+ * for the merge. */
 #ifndef OPS_ATTENTION_DECODE_RING_SM90_CUH
 #define OPS_ATTENTION_DECODE_RING_SM90_CUH
 
@@ -25,9 +26,34 @@ template <typename R> struct ring_shared {
     float m[DECODE_WARPS][DECODE_GROUP], l[DECODE_WARPS][DECODE_GROUP];
 };
 
-/* Heads up to 64 take two units at a time. */
-template <int HEAD> struct ring_decode : ring_of<HEAD, HEAD <= 64 ? 2 : 1, 20480> {
+/* Heads up to 64 take two units at a time. More than 8 KB a warp only waits for memory. */
+template <int HEAD> struct ring_decode : ring_of<HEAD, HEAD <= 64 ? 2 : 1, 8192> {
 };
+
+/* A word that the kernel before may yet write. */
+SOP_DEV int ring_peek(const int32_t *p)
+{
+    return *(const volatile int32_t *)p;
+}
+/* As decode_read() does, where each sequence has one query, its own; else not sure. */
+SOP_DEV decode_query_of ring_read(const decode_args &p, bool &sure)
+{
+    const int i = threadIdx.x;
+    decode_query_of x = {-1, 0, 0, 0};
+    if (i >= p.tokens) return x;
+    const int guess = min(i, p.seqs - 1);
+    const int live = p.a.live ? min(max(ring_peek(p.a.live), 0), p.seqs) : p.seqs;
+    x = {guess, ring_peek(p.a.q_start + guess), ring_peek(p.a.q_start + guess + 1),
+         ring_peek(p.a.kv_len + guess)};
+    if (i >= live) {
+        x = {-1, 0, 0, 0};
+        sure = ring_peek(p.a.q_start + live) <= i;
+    } else if (x.q0 != i || x.q1 != i + 1 || x.keys < 0 ||
+               x.keys > (int64_t)p.table_stride * p.page) {
+        sure = false;
+    }
+    return x;
+}
 
 template <typename T, int HEAD>
 static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_sm90(
@@ -44,7 +70,6 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
     const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
     const int n_heads = decode_heads(p);
     const uint32_t own_ring = ring_address(ring_memory) + warp * (SLOTS * ring::PIECE);
-    sop_begin();
 
     /* What is asked for, units ahead of those that are computed, across segments: of a batch of 16, lane
      * 2 i + h has the page of half h of unit i; the next batch is looked up meanwhile. */
@@ -57,27 +82,28 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         s = x;
         __syncwarp();
     };
+    int64_t next_at = -1; /* where tab_next is, in the table */
     int tab = 0, tab_next = 0, key_now = 0, left = 0, batch = 0,
         u = 0; /* u: the first of the next batch */
     ring_batch &of = sh.batch[warp];
-    auto look_up =
-        [&] { /* the next batch's pages */
-              while (u >= ahead.end && ahead.last < u1) {
-                  to_segment(ahead, ahead.last);
-                  u = ahead.begin + warp;
-              }
-              tab_next = 0;
-              const int unit = u + lane / 2 * WARPS;
-              if (unit < ahead.end) {
-                  const int key =
-                      (sh.lo_of[ahead.token] / UNIT + unit - ahead.first) * UNIT + lane % 2 * 8;
-                  const int i = p.page_bits >= 0 ? key >> p.page_bits : key / p.page;
-                  if (key < sh.hi_of[ahead.token])
-                      tab_next =
-                          ((const volatile int32_t *)
-                               p.a.table)[(int64_t)sh.seq_of[ahead.token] * p.table_stride + i];
-              }
-        };
+    auto look_up = [&] { /* the next batch's pages */
+                         while (u >= ahead.end && ahead.last < u1) {
+                             to_segment(ahead, ahead.last);
+                             u = ahead.begin + warp;
+                         }
+                         tab_next = 0;
+                         next_at = -1;
+                         const int unit = u + lane / 2 * WARPS;
+                         if (unit < ahead.end) {
+                             const int key =
+                                 (sh.lo_of[ahead.token] / UNIT + unit - ahead.first) * UNIT +
+                                 lane % 2 * 8;
+                             const int i = p.page_bits >= 0 ? key >> p.page_bits : key / p.page;
+                             if (key < sh.hi_of[ahead.token])
+                                 next_at = (int64_t)sh.seq_of[ahead.token] * p.table_stride + i;
+                             if (next_at >= 0) tab_next = ring_peek(p.a.table + next_at);
+                         }
+    };
     auto begin = [&] { /* false: there is nothing to do */
                        u0 = blockIdx.x * decode_share(p, sh.prefix);
                        u1 = min(sh.prefix[DECODE_MOST_TOKENS] * n_heads,
@@ -105,18 +131,37 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
             u += 16 * WARPS;
             if (left) look_up();
         }
-        x.what = 0;
-        x.page[0] = __shfl_sync(~0u, tab, 2 * batch & 31);
-        x.page[1] = __shfl_sync(~0u, tab, (2 * batch + 1) & 31);
-        x.at = p.page_bits >= 0 ? key_now & (p.page - 1) : key_now % p.page;
+        ring_unit y = {
+            {__shfl_sync(~0u, tab, 2 * batch & 31), __shfl_sync(~0u, tab, (2 * batch + 1) & 31)},
+            p.page_bits >= 0 ? key_now & (p.page - 1) : key_now % p.page,
+            0};
         if (left) {
-            x.what = ring_what(of.lo - key_now, of.hi - key_now, of.head);
+            y.what = ring_what(of.lo - key_now, of.hi - key_now, of.head);
             key_now += WARPS * UNIT;
             batch++, left--;
         }
+        x = y; /* one write of each lane */
     };
-    decode_list(p, sh);
-    const bool any = begin();
+
+    /* The list is made while the kernel before ends, of words that it may yet change; and again, if it did. */
+    grid_go();
+    bool sure = true, any = false;
+    decode_query_of mine = ring_read(p, sure);
+    bool known = __syncthreads_and(sure);
+#pragma unroll 1
+    for (int again = 0; again < 2; again++) {
+        if (again) mine = decode_read(p);
+        if (known || again) {
+            decode_list(p, sh, mine);
+            any = begin();
+        }
+        if (again) break;
+        grid_wait();
+        const decode_query_of now = ring_read(p, sure);
+        if (next_at >= 0) tab_next = ring_peek(p.a.table + next_at);
+        known = __syncthreads_and(known && sure && now.s == mine.s && now.keys == mine.keys);
+        if (known) break;
+    }
     const int *seq_of = sh.seq_of, *lo_of = sh.lo_of, *hi_of = sh.hi_of;
     /* queries that see nothing */
     for (int i = blockIdx.x; i < p.tokens; i += gridDim.x) {
@@ -127,6 +172,28 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
             p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
     }
     if (!any) return;
+
+    uint32_t qf[WIDE ? 4 : HEAD / 8];
+    auto fetch_q = [&] {
+        const int i = seg.head % p.parts * GROUP + g; /* of the group */
+        const QO *q = (const QO *)p.a.q + seg.token * p.q_stride +
+                      (seg.head / p.parts * p.group + i) * p.q_head;
+        if constexpr (WIDE) { /* four registers of each lane's are a warp's work */
+            if (warp < HEAD / 32) ring_query<T, 32>(qf, q + 32 * warp, i < p.group);
+        } else {
+            ring_query<T, HEAD>(qf, q, i < p.group);
+        }
+    };
+    auto next_segment = [&](int at) { /* false: no unit left for this CTA */
+                                      if (at >= u1) return false;
+                                      to_segment(seg, at);
+                                      return seg.begin < seg.end;
+    };
+    auto put_q = [&] {
+        if (WIDE && warp < HEAD / 32) sh.q[warp][lane] = {qf[0], qf[1], qf[2], qf[3]};
+    };
+    bool more = next_segment(u0);
+    if (more) fetch_q(); /* before keys and values, behind which it would have to wait */
 
     ring_unit narrow_now[BLOCKS];
     ring_unit(&now)[BLOCKS] = PARTS == 2 ? sh.now[warp] : narrow_now;
@@ -148,31 +215,12 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
     if constexpr (SLOTS > 5) ask(ring_sub<5>(), 5 * ring::PIECE);
     static_assert(SLOTS >= 2 && SLOTS <= 6, "as above");
 
-    uint32_t qf[WIDE ? 4 : HEAD / 8];
-    auto fetch_q = [&] {
-        const int i = seg.head % p.parts * GROUP + g; /* of the group */
-        const QO *q = (const QO *)p.a.q + seg.token * p.q_stride +
-                      (seg.head / p.parts * p.group + i) * p.q_head;
-        if constexpr (WIDE) { /* four registers of each lane's are a warp's work */
-            if (warp < HEAD / 32) {
-                uint32_t x[4];
-                ring_query<T, 32>(x, q + 32 * warp, i < p.group);
-                sh.q[warp][lane] = {x[0], x[1], x[2], x[3]};
-            }
-        } else {
-            ring_query<T, HEAD>(qf, q, i < p.group);
-        }
-    };
-    auto next_segment = [&](int at) { /* false: no unit left for this CTA */
-                                      if (at >= u1) return false;
-                                      to_segment(seg, at);
-                                      return seg.begin < seg.end;
-    };
     int slot = 0;
     auto further = [&] { slot = slot == (SLOTS - 1) * ring::PIECE ? 0 : slot + ring::PIECE; };
-    bool more = next_segment(u0);
-    if (more) fetch_q();
-    if (WIDE) __syncthreads();
+    if (WIDE) {
+        put_q();
+        __syncthreads();
+    }
     while (more) {
         float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 #pragma unroll 1
@@ -255,16 +303,11 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         more = next_segment(done.last);
         if (!WIDE && more) fetch_q(); /* they come in under the merge */
         __syncthreads();
-        if (WIDE && more) fetch_q(); /* no warp needs the last ones */
-        /* thread: head `warp` of the piece, D channels: side by side, or every 32nd */
-        enum {
-            D = (HEAD + 31) / 32,
-            AT_A_TIME = D > 4   ? 1
-                        : D > 2 ? 2
-                                : 4,
-            PAIRS = HEAD % 64 == 0
-        };
-        auto channel = [&](int i) { return HEAD % 32 ? lane + 32 * i : lane * D + i; };
+        if (WIDE && more) { /* no warp needs the last ones */
+            fetch_q();
+            put_q();
+        }
+        enum { D = decode_own<HEAD>::D };
         float top = -INFINITY, den = 0, y[D] = {};
         float share_of[WARPS];
 #pragma unroll
@@ -302,8 +345,8 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
             } else {
 #pragma unroll
                 for (int i = 0; i < D; i++)
-                    if (w < warps && (HEAD % 32 == 0 || channel(i) < HEAD))
-                        y[i] += f * *row(channel(i));
+                    if (w < warps && decode_own<HEAD>::live(i))
+                        y[i] += f * *row(decode_own<HEAD>::channel(i));
             }
         }
         __syncthreads(); /* what is in the slots is no longer needed */
@@ -311,88 +354,7 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
             ask(ring_sub<SLOTS + PARTS>(), kept);
             if constexpr (PARTS == 2) ask(ring_sub<SLOTS + PARTS + 1>(), piece_after(kept));
         }
-        const int share = decode_share(p, sh.prefix);
-        const int first_cta = done.first / share, last_cta = (done.last - 1) / share;
-        const int in_group = done.head % p.parts * GROUP + warp;
-        const bool write = (int)blockIdx.x == first_cta; /* else that CTA is sent this one's part */
-        auto slot_of = [&](int cta) {
-            return p.mail + ((int64_t)cta * min((int)GROUP, p.group) + warp) * (HEAD + 4);
-        };
-        if (!write && in_group < p.group) {
-            float *to = slot_of(blockIdx.x);
-#pragma unroll
-            for (int i = 0; i < D; i++) {
-                if (!PAIRS && (HEAD % 32 == 0 || channel(i) < HEAD))
-                    decode_post(to + channel(i), y[i]);
-                if (PAIRS && i % 2) decode_post2(to + channel(i - 1), y[i - 1], y[i]);
-            }
-            if (lane == 0) decode_post2(to + HEAD, top, den);
-        }
-        if (write && in_group < p.group)
-            for (int from = first_cta + 1; from <= last_cta; from += AT_A_TIME) {
-                float x[AT_A_TIME][D], ml[AT_A_TIME][2];
-                bool all;
-                do {
-                    all = true;
-#pragma unroll
-                    for (int j = 0; j < AT_A_TIME; j++) {
-                        if (from + j > last_cta) break;
-                        const float *o_of = slot_of(from + j);
-#pragma unroll
-                        for (int i = 0; i < D; i++) {
-                            if (!PAIRS && (HEAD % 32 == 0 || channel(i) < HEAD))
-                                x[j][i] = decode_look(o_of + channel(i));
-                            if (PAIRS && i % 2)
-                                decode_look2(o_of + channel(i - 1), x[j][i - 1], x[j][i]);
-                        }
-                        decode_look2(o_of + HEAD, ml[j][0], ml[j][1]);
-                    }
-#pragma unroll
-                    for (int j = 0; j < AT_A_TIME; j++) {
-                        if (from + j > last_cta) break;
-                        all &= __float_as_uint(ml[j][0]) && __float_as_uint(ml[j][1]);
-#pragma unroll
-                        for (int i = 0; i < D; i++)
-                            if (HEAD % 32 == 0 || channel(i) < HEAD)
-                                all &= __float_as_uint(x[j][i]) != 0;
-                    }
-                } while (!__all_sync(~0u, all));
-#pragma unroll
-                for (int j = 0; j < AT_A_TIME; j++) {
-                    if (from + j > last_cta) break;
-                    float *o_of = slot_of(from + j);
-                    const float up = fmaxf(top, ml[j][0]), f0 = decode_exp2((top - up) * k2);
-                    const float f1 = decode_exp2((ml[j][0] - up) * k2);
-                    den = den * f0 + ml[j][1] * f1;
-                    top = up;
-#pragma unroll
-                    for (int i = 0; i < D; i++) {
-                        if (HEAD % 32 && channel(i) >= HEAD) continue;
-                        y[i] = y[i] * f0 + x[j][i] * f1;
-                        o_of[channel(i)] = 0; /* as it was */
-                    }
-                    if (lane < 2) o_of[HEAD + lane] = 0;
-                }
-            }
-        if (write && in_group < p.group) {
-            const int head = done.head / p.parts * p.group + in_group;
-            QO *to = (QO *)p.a.o + done.token * p.o_stride + head * p.o_head;
-            float base = top * k2;
-            if (p.a.sinks) { /* one key more, whose value is 0 */
-                const float sink = p.a.sinks[head] * 1.44269504f, up = fmaxf(base, sink);
-                const float keep = decode_exp2(base - up);
-                den = den * keep + decode_exp2(sink - up);
-#pragma unroll
-                for (int i = 0; i < D; i++) y[i] *= keep;
-                base = up;
-            }
-#pragma unroll
-            for (int i = 0; i < D; i++)
-                if (HEAD % 32 == 0 || channel(i) < HEAD)
-                    to[channel(i)] = sop_from_float<QO>(y[i] / den);
-            if (p.a.lse && lane == 0)
-                p.a.lse[(int64_t)done.token * p.heads + head] = (base + log2f(den)) * 0.693147181f;
-        }
+        decode_finish<QO, HEAD>(p, done, decode_share(p, sh.prefix), warp, lane, top, den, y);
     }
     ring_wait<0>();
 }

@@ -368,24 +368,37 @@ SOP_DEV void decode_segment_at(const Shared &sh, int heads, int seg_cost, int u,
     s->end = min(u_end, s->first + decode_units(sh.lo_of[s->token], sh.hi_of[s->token]));
 }
 
-/* The list of the work, from what a step brings: counts, lengths. */
-template <typename Shared> SOP_DEV void decode_list(const decode_args &p, Shared &sh)
+/* A query: its sequence, or -1; that one's queries [q0, q1) and keys. */
+struct decode_query_of {
+    int s, q0, q1, keys;
+};
+SOP_DEV decode_query_of decode_read(const decode_args &p)
+{
+    const int i = threadIdx.x;
+    if (i >= p.tokens) return {-1, 0, 0, 0};
+    /* Mostly a sequence has one query, its own: what that takes is read at once. */
+    const int seqs = (int)sop_live_rows(p.a.live, p.seqs), guess = min(i, p.seqs - 1);
+    decode_query_of x = {guess, p.a.q_start[guess], p.a.q_start[guess + 1], p.a.kv_len[guess]};
+    if (i >= seqs || x.q0 != i || x.q1 != i + 1) {
+        x.s = sop_sequence_of(p.a.q_start, seqs, i);
+        if (x.s >= 0) x = {x.s, p.a.q_start[x.s], p.a.q_start[x.s + 1], p.a.kv_len[x.s]};
+    }
+    return x;
+}
+
+/* The list of the work; x: of query threadIdx.x. */
+template <typename Shared>
+SOP_DEV void decode_list(const decode_args &p, Shared &sh, const decode_query_of &x)
 {
     enum { WARPS = DECODE_WARPS, UNIT = DECODE_UNIT };
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     int cost = 0;
     if (tid < p.tokens) {
-        /* Mostly a sequence has one query, its own: what that takes is read at once. */
-        const int seqs = (int)sop_live_rows(p.a.live, p.seqs), guess = min(tid, p.seqs - 1);
-        int s = guess, q0 = p.a.q_start[s], q1 = p.a.q_start[s + 1], keys = p.a.kv_len[s];
-        if (tid >= seqs || q0 != tid || q1 != tid + 1) {
-            s = sop_sequence_of(p.a.q_start, seqs, tid);
-            if (s >= 0) q0 = p.a.q_start[s], q1 = p.a.q_start[s + 1], keys = p.a.kv_len[s];
-        }
-        sh.seq_of[tid] = s;
+        sh.seq_of[tid] = x.s;
         sh.lo_of[tid] = sh.hi_of[tid] = 0;
-        if (s >= 0) {
-            const int pos = tid - q0 + keys - (q1 - q0), hi = !p.causal ? keys : max(pos + 1, 0);
+        if (x.s >= 0) {
+            const int pos = tid - x.q0 + x.keys - (x.q1 - x.q0);
+            const int hi = !p.causal ? x.keys : max(pos + 1, 0);
             sh.lo_of[tid] = min(p.window > 0 ? max(pos - p.window + 1, 0) : 0, hi);
             sh.hi_of[tid] = hi;
             cost = hi > sh.lo_of[tid] ? decode_rounds(decode_units(sh.lo_of[tid], hi)) + p.seg_cost
@@ -408,6 +421,11 @@ template <typename Shared> SOP_DEV void decode_list(const decode_args &p, Shared
     const int heads = decode_heads(p), u0 = blockIdx.x * decode_share(p, sh.prefix);
     if (u0 < sum * heads && u0 >= (sum - cost) * heads) sh.start_token = tid;
     __syncthreads();
+}
+
+template <typename Shared> SOP_DEV void decode_list(const decode_args &p, Shared &sh)
+{
+    decode_list(p, sh, decode_read(p));
 }
 
 /* A unit of 16 keys into the result of a warp: o not yet divided by the sum l of this thread's keys, m the
@@ -530,6 +548,107 @@ SOP_DEV void decode_look2(const float *from, float &x, float &y)
                  : "=f"(x), "=f"(y)
                  : "l"(from)
                  : "memory");
+}
+
+/* What a thread has of a result: of head `warp` of a piece D channels, side by side or every 32nd. */
+template <int HEAD> struct decode_own {
+    enum { D = (HEAD + 31) / 32, PAIRS = HEAD % 64 == 0 };
+    SOP_DEV int channel(int i)
+    {
+        const int lane = threadIdx.x % 32;
+        return HEAD % 32 ? lane + 32 * i : lane * D + i;
+    }
+    SOP_DEV bool live(int i)
+    {
+        return HEAD % 32 == 0 || channel(i) < HEAD;
+    }
+};
+
+/* The end of a segment of `share` units a CTA, whose warps are one: maximum, sum and results not yet divided.
+ * To the CTA that began the (query, piece of heads), or, of that CTA, with what it is sent into the output. */
+template <typename QO, int HEAD>
+SOP_DEV void decode_finish(const decode_args &p, const decode_segment &done, int share, int warp,
+                           int lane, float top, float den, float (&y)[decode_own<HEAD>::D])
+{
+    typedef decode_own<HEAD> own;
+    enum { D = own::D, PAIRS = own::PAIRS, GROUP = DECODE_GROUP };
+    enum { AT_A_TIME = D > 4 ? 1 : D > 2 ? 2 : 4 };
+    const int first = done.first / share, last = (done.last - 1) / share;
+    const int in_group = done.head % p.parts * GROUP + warp;
+    const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
+    auto slot_of = [&](int cta) {
+        return p.mail + ((int64_t)cta * min((int)GROUP, p.group) + warp) * (HEAD + 4);
+    };
+    if (in_group >= p.group) return;
+    if ((int)blockIdx.x != first) {
+        float *to = slot_of(blockIdx.x);
+#pragma unroll
+        for (int i = 0; i < D; i++) {
+            if (!PAIRS && own::live(i)) decode_post(to + own::channel(i), y[i]);
+            if (PAIRS && i % 2) decode_post2(to + own::channel(i - 1), y[i - 1], y[i]);
+        }
+        if (lane == 0) decode_post2(to + HEAD, top, den);
+        return;
+    }
+    for (int from = first + 1; from <= last; from += AT_A_TIME) {
+        float x[AT_A_TIME][D], ml[AT_A_TIME][2];
+        bool all;
+        do {
+            all = true;
+#pragma unroll
+            for (int j = 0; j < AT_A_TIME; j++) {
+                if (from + j > last) break;
+                const float *o_of = slot_of(from + j);
+#pragma unroll
+                for (int i = 0; i < D; i++) {
+                    if (!PAIRS && own::live(i)) x[j][i] = decode_look(o_of + own::channel(i));
+                    if (PAIRS && i % 2)
+                        decode_look2(o_of + own::channel(i - 1), x[j][i - 1], x[j][i]);
+                }
+                decode_look2(o_of + HEAD, ml[j][0], ml[j][1]);
+            }
+#pragma unroll
+            for (int j = 0; j < AT_A_TIME; j++) {
+                if (from + j > last) break;
+                all &= __float_as_uint(ml[j][0]) && __float_as_uint(ml[j][1]);
+#pragma unroll
+                for (int i = 0; i < D; i++)
+                    if (own::live(i)) all &= __float_as_uint(x[j][i]) != 0;
+            }
+        } while (!__all_sync(~0u, all));
+#pragma unroll
+        for (int j = 0; j < AT_A_TIME; j++) {
+            if (from + j > last) break;
+            float *o_of = slot_of(from + j);
+            const float up = fmaxf(top, ml[j][0]), f0 = decode_exp2((top - up) * k2);
+            const float f1 = decode_exp2((ml[j][0] - up) * k2);
+            den = den * f0 + ml[j][1] * f1;
+            top = up;
+#pragma unroll
+            for (int i = 0; i < D; i++) {
+                if (!own::live(i)) continue;
+                y[i] = y[i] * f0 + x[j][i] * f1;
+                o_of[own::channel(i)] = 0; /* as it was */
+            }
+            if (lane < 2) o_of[HEAD + lane] = 0;
+        }
+    }
+    const int head = done.head / p.parts * p.group + in_group;
+    QO *to = (QO *)p.a.o + done.token * p.o_stride + head * p.o_head;
+    float base = top * k2;
+    if (p.a.sinks) { /* one key more, whose value is 0 */
+        const float sink = p.a.sinks[head] * 1.44269504f, up = fmaxf(base, sink);
+        const float keep = decode_exp2(base - up);
+        den = den * keep + decode_exp2(sink - up);
+#pragma unroll
+        for (int i = 0; i < D; i++) y[i] *= keep;
+        base = up;
+    }
+#pragma unroll
+    for (int i = 0; i < D; i++)
+        if (own::live(i)) to[own::channel(i)] = sop_from_float<QO>(y[i] / den);
+    if (p.a.lse && lane == 0)
+        p.a.lse[(int64_t)done.token * p.heads + head] = (base + log2f(den)) * 0.693147181f;
 }
 
 /* ---- the work ---- */
@@ -707,15 +826,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         }
         __syncthreads();
         if (WIDE && more) fetch_q(); /* no warp needs the last ones */
-        /* thread: head `warp` of the piece, D channels: side by side, or every 32nd */
-        enum {
-            D = (HEAD + 31) / 32,
-            AT_A_TIME = D > 4   ? 1
-                        : D > 2 ? 2
-                                : 4,
-            PAIRS = HEAD % 64 == 0
-        };
-        auto channel = [&](int i) { return HEAD % 32 ? lane + 32 * i : lane * D + i; };
+        enum { D = decode_own<HEAD>::D };
         float top = -INFINITY, den = 0, y[D] = {};
 #pragma unroll 1
         for (int from = 0; from < WARPS; from += AT_ONCE) {
@@ -740,90 +851,12 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                 den += sm_l[w][warp] * decode_exp2((sm_m[w][warp] - top) * k2);
 #pragma unroll
                 for (int i = 0; i < D; i++)
-                    if (HEAD % 32 == 0 || channel(i) < HEAD)
-                        y[i] += sm_o[w - from]
-                                    [warp * PITCH + decode_place<HEAD, sizeof(C)>(channel(i))];
+                    if (decode_own<HEAD>::live(i))
+                        y[i] += sm_o[w - from][warp * PITCH + decode_place<HEAD, sizeof(C)>(
+                                                                  decode_own<HEAD>::channel(i))];
             }
         }
-        const int first = done.first / share, last = (done.last - 1) / share;
-        const int in_group = done.head % p.parts * GROUP + warp;
-        const bool write = (int)blockIdx.x == first; /* else that CTA is sent this one's part */
-        auto slot_of = [&](int cta) { return p.mail + ((int64_t)cta * GROUP + warp) * (HEAD + 4); };
-        if (!write && in_group < p.group) {
-            float *to = slot_of(blockIdx.x);
-#pragma unroll
-            for (int i = 0; i < D; i++) {
-                if (!PAIRS && (HEAD % 32 == 0 || channel(i) < HEAD))
-                    decode_post(to + channel(i), y[i]);
-                if (PAIRS && i % 2) decode_post2(to + channel(i - 1), y[i - 1], y[i]);
-            }
-            if (lane == 0) decode_post2(to + HEAD, top, den);
-        }
-        if (write && in_group < p.group)
-            for (int from = first + 1; from <= last; from += AT_A_TIME) {
-                float x[AT_A_TIME][D], ml[AT_A_TIME][2];
-                bool all;
-                do {
-                    all = true;
-#pragma unroll
-                    for (int j = 0; j < AT_A_TIME; j++) {
-                        if (from + j > last) break;
-                        const float *o_of = slot_of(from + j);
-#pragma unroll
-                        for (int i = 0; i < D; i++) {
-                            if (!PAIRS && (HEAD % 32 == 0 || channel(i) < HEAD))
-                                x[j][i] = decode_look(o_of + channel(i));
-                            if (PAIRS && i % 2)
-                                decode_look2(o_of + channel(i - 1), x[j][i - 1], x[j][i]);
-                        }
-                        decode_look2(o_of + HEAD, ml[j][0], ml[j][1]);
-                    }
-#pragma unroll
-                    for (int j = 0; j < AT_A_TIME; j++) {
-                        if (from + j > last) break;
-                        all &= __float_as_uint(ml[j][0]) && __float_as_uint(ml[j][1]);
-#pragma unroll
-                        for (int i = 0; i < D; i++)
-                            if (HEAD % 32 == 0 || channel(i) < HEAD)
-                                all &= __float_as_uint(x[j][i]) != 0;
-                    }
-                } while (!__all_sync(~0u, all));
-#pragma unroll
-                for (int j = 0; j < AT_A_TIME; j++) {
-                    if (from + j > last) break;
-                    float *o_of = slot_of(from + j);
-                    const float up = fmaxf(top, ml[j][0]), f0 = decode_exp2((top - up) * k2);
-                    const float f1 = decode_exp2((ml[j][0] - up) * k2);
-                    den = den * f0 + ml[j][1] * f1;
-                    top = up;
-#pragma unroll
-                    for (int i = 0; i < D; i++) {
-                        if (HEAD % 32 && channel(i) >= HEAD) continue;
-                        y[i] = y[i] * f0 + x[j][i] * f1;
-                        o_of[channel(i)] = 0; /* as it was */
-                    }
-                    if (lane < 2) o_of[HEAD + lane] = 0;
-                }
-            }
-        if (write && in_group < p.group) {
-            const int head = done.head / p.parts * p.group + in_group;
-            QO *to = (QO *)p.a.o + done.token * p.o_stride + head * p.o_head;
-            float base = top * k2;
-            if (p.a.sinks) { /* one key more, whose value is 0 */
-                const float sink = p.a.sinks[head] * 1.44269504f, up = fmaxf(base, sink);
-                const float keep = decode_exp2(base - up);
-                den = den * keep + decode_exp2(sink - up);
-#pragma unroll
-                for (int i = 0; i < D; i++) y[i] *= keep;
-                base = up;
-            }
-#pragma unroll
-            for (int i = 0; i < D; i++)
-                if (HEAD % 32 == 0 || channel(i) < HEAD)
-                    to[channel(i)] = sop_from_float<QO>(y[i] / den);
-            if (p.a.lse && lane == 0)
-                p.a.lse[(int64_t)done.token * p.heads + head] = (base + log2f(den)) * 0.693147181f;
-        }
+        decode_finish<QO, HEAD>(p, done, share, warp, lane, top, den, y);
         __syncthreads(); /* sm_* are free */
     }
 }

@@ -10,8 +10,9 @@
  * Per tile j a warpgroup issues S = Q K_j^T and O += P V_(j-1) together and
  * does its softmax under the products of the other: while those are queued, to
  * start a product takes as long as the one before. The first product of the next
- * item is issued before the finished rows are written. A maximum stands until a
- * score is 2^8 over it, so that nearly all tiles need no exchange between lanes.
+ * item is issued before the finished rows are written. A row's maximum stands
+ * until a thread's weights of a tile add up to more than 2^8; only then a tile's
+ * maximum is looked for, and its weights are taken again.
  *
  * In shared memory an operand is pieces of 64 channels, [rows][128 bytes] each;
  * the last is filled up with 0 by TMA, and the products stop where the head
@@ -106,29 +107,6 @@ struct prefill_kernel {
     int tile, smem;
 };
 
-/* When any lane's top is too far over m: m becomes the row's maximum, top what l and all older sums are
- * scaled by. In PTX, since with a branch in C the compiler waits for each product. */
-SOP_DEV void raise(bool any, float (&m)[2], float (&l)[2], float (&top)[2], float k2)
-{
-#define RAISE(M, L, TOP) \
-    "shfl.sync.bfly.b32 t, " TOP ", 1, 31, -1;\n" \
-    "max.f32 " TOP ", " TOP ", t;\n" \
-    "shfl.sync.bfly.b32 t, " TOP ", 2, 31, -1;\n" \
-    "max.f32 " TOP ", " TOP ", t;\n" \
-    "setp.eq.f32 q, " TOP ", 0fFF800000;\n" \
-    "selp.f32 t, 0f00000000, " TOP ", q;\n" \
-    "sub.f32 t, " M ", t;\n" \
-    "mul.f32 t, t, %6;\n" \
-    "mov.f32 " M ", " TOP ";\n" \
-    "ex2.approx.ftz.f32 " TOP ", t;\n" \
-    "mul.f32 " L ", " L ", " TOP ";\n"
-    asm volatile("{\n.reg .pred p, q;\n.reg .f32 t;\nsetp.eq.s32 p, %7, 0;\n@p bra R;\n" //
-                 RAISE("%0", "%2", "%4") RAISE("%1", "%3", "%5") "R:\n}"
-                 : "+f"(m[0]), "+f"(m[1]), "+f"(l[0]), "+f"(l[1]), "+f"(top[0]), "+f"(top[1])
-                 : "f"(k2), "r"((int)any));
-#undef RAISE
-}
-
 /* Items run over heads inside tiles inside sections of `section` heads; the K
  * and V of a section should fit in L2. EXTRA: a soft-cap, alibi, a mask. */
 template <typename T, int K, int V, bool EXTRA>
@@ -140,9 +118,7 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
         STAGES = smem::stages,
         Q_STAGES = smem::q_stages,
         TILE = smem::tile,
-        PIECES = ((K > V ? K : V) + 63) / 64, /* of an operand */
-        /* maxima stand; with the others the compiler would wait for each product */
-        STAND = !EXTRA && K == V && K != 96
+        PIECES = ((K > V ? K : V) + 63) / 64 /* of an operand */
     };
     extern __shared__ uint8_t smem_raw[];
     const uint32_t base = (smem_addr(smem_raw) + 1023) & ~1023u;
@@ -415,70 +391,37 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                 }
             }
         };
-        /* s becomes 2^(k2 (s - m)); m, l move on: m to the maximum, or with STAND only
-         * when a score is `slack` over it. Whether older sums are to be scaled by alpha. */
-        const float slack = 8 / k2;
-        auto softmax = [&](auto w, float(&alpha)[2]) {
+        /* m becomes the rows' maximum, l is scaled by alpha, as all older sums are to be. */
+        auto raise = [&](auto w, float(&alpha)[2]) {
             constexpr int W = decltype(w)::value;
-            if constexpr (!STAND) {
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float top = m[r];
+            for (int r = 0; r < 2; r++) {
+                float top = m[r];
 #pragma unroll
-                    for (int j = 0; j < W / 8; j++)
-                        top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-                    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-                    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-                    const float some = top == -INFINITY ? 0 : top; /* nothing seen so far */
-                    alpha[r] = exp2_fast((m[r] - some) * k2);
-                    m[r] = top;
-                    const float shift = some * k2;
-                    float sum = 0;
-#pragma unroll
-                    for (int j = 0; j < W / 8; j++) {
-                        const float x = exp2_fast(fmaf(s[4 * j + 2 * r], k2, -shift));
-                        const float y = exp2_fast(fmaf(s[4 * j + 2 * r + 1], k2, -shift));
-                        s[4 * j + 2 * r] = x;
-                        s[4 * j + 2 * r + 1] = y;
-                        sum += x + y;
-                    }
-                    l[r] = fmaf(l[r], alpha[r], sum); /* this thread's columns only */
-                }
-                return __any_sync(~0u, alpha[0] != 1 || alpha[1] != 1);
-            } else {
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float top = m[r];
-#pragma unroll
-                    for (int j = 0; j < W / 8; j++)
-                        top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-                    alpha[r] = top;
-                }
-                const bool over =
-                    __any_sync(~0u, !(alpha[0] <= m[0] + slack && alpha[1] <= m[1] + slack));
-                raise(over, m, l, alpha, k2);
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const float shift = m[r] == -INFINITY ? 0 : m[r] * k2;
-                    float sum = 0;
-#pragma unroll
-                    for (int j = 0; j < W / 8; j++) {
-                        const float x = exp2_fast(fmaf(s[4 * j + 2 * r], k2, -shift));
-                        const float y = exp2_fast(fmaf(s[4 * j + 2 * r + 1], k2, -shift));
-                        s[4 * j + 2 * r] = x;
-                        s[4 * j + 2 * r + 1] = y;
-                        sum += x + y;
-                    }
-                    l[r] += sum; /* this thread's columns only */
-                }
-                return over;
+                for (int j = 0; j < W / 8; j++)
+                    top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+                top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+                alpha[r] = exp2_fast((m[r] - (top == -INFINITY ? 0 : top)) * k2);
+                m[r] = top;
+                l[r] *= alpha[r];
             }
         };
-        auto pack_p = [&](auto w) {
+        /* The weights 2^(k2 (s - m)), into pack, and the sums of this thread's. */
+        auto weigh = [&](auto w, float(&sum)[2]) {
             constexpr int W = decltype(w)::value;
+            float shift[2];
 #pragma unroll
-            for (int i = 0; i < TILE / 4; i++)
-                pack[i] = i < W / 4 ? sop_pack<T>(s[2 * i], s[2 * i + 1]) : 0;
+            for (int r = 0; r < 2; r++) shift[r] = m[r] == -INFINITY ? 0 : m[r] * k2, sum[r] = 0;
+#pragma unroll
+            for (int i = 0; i < TILE / 4; i++) {
+                pack[i] = 0;
+                if (i >= W / 4) continue;
+                const float x = exp2_fast(fmaf(s[2 * i], k2, -shift[i % 2]));
+                const float y = exp2_fast(fmaf(s[2 * i + 1], k2, -shift[i % 2]));
+                pack[i] = sop_pack<T>(x, y);
+                sum[i % 2] += x + y;
+            }
         };
         /* the rows of V behind the sequence: P is 0 there, but 0 times anything
      * must be 0 */
@@ -499,11 +442,12 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
         float inv[2];
         auto finish = [&](int row0, int rows, int head) {
 #pragma unroll
+            for (int r = 0; r < 2; r++) l[r] += __shfl_xor_sync(~0u, l[r], 1);
+#pragma unroll
+            for (int r = 0; r < 2; r++) l[r] += __shfl_xor_sync(~0u, l[r], 2);
+#pragma unroll
             for (int r = 0; r < 2; r++) {
-                float sum = l[r];
-                sum += __shfl_xor_sync(~0u, sum, 1);
-                sum += __shfl_xor_sync(~0u, sum, 2);
-                float base = m[r] * k2, keep = 1;
+                float sum = l[r], base = m[r] * k2, keep = 1;
                 if (p.a.sinks) { /* one key more, whose value is 0 */
                     const float sink = p.a.sinks[head] * 1.44269504f, up = fmaxf(base, sink);
                     if (up > -INFINITY) {
@@ -512,7 +456,7 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                         base = up;
                     }
                 }
-                inv[r] = sum == 0 ? 0 : keep / sum; /* a NaN stays one */
+                inv[r] = sum == 0 ? 0 : __fdividef(keep, sum); /* a NaN stays one */
                 const int at = row + 8 * r;
                 if (p.a.lse && lane % 4 == 0 && at < rows)
                     p.a.lse[(int64_t)(row0 + at) * p.heads + head] =
@@ -582,8 +526,20 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                 mbar_wait(v_full + 8 * (i % STAGES), i / STAGES & 1);
                 release(v_empty + 8 * (i % STAGES));
             }
+            /* queries of the next sequence: as zeros they have no say in which maxima stand, so
+             * that no bit follows the batch */
+            const int mine = max(new_rows - c * 64, 0);
+            if (__builtin_expect(mine < 64, 0)) {
+                const uint32_t q = qs * smem::q_stage + c * 64 * 128;
+                for (int e = mine * 8 + threadIdx.x % 128; e < 64 * 8; e += 128)
+#pragma unroll
+                    for (int k = 0; k < (K + 63) / 64; k++)
+                        *(uint4 *)(smem_at + q + k * smem::q_chunk + e * 16) = {};
+                fence_async();
+                named_sync(4 + c, 128);
+            }
             m[0] = m[1] = -INFINITY, l[0] = l[1] = 0;
-            float alpha[2];
+            float alpha[2], sum[2];
             int mark = 0, tile = high - skip;
             /* the first tile; the rows of the item before are written under its
        * product */
@@ -601,8 +557,10 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                 if (EXTRA && p.cap > 0) squeeze();
                 if (EXTRA) lean(row0, rows, off, head, keys, tile * TILE, mark % 4 != CLASS_LIVE);
                 hide(w, true, off, keys, tile * TILE);
-                softmax(w, alpha);
-                pack_p(w);
+                raise(w, alpha);
+                weigh(w, sum);
+#pragma unroll
+                for (int r = 0; r < 2; r++) l[r] = sum[r];
             };
             const bool half = !EXTRA && TILE == 128 && p.causal && last < tile * TILE + 64;
             if (TILE == 128 && __shfl_sync(~0u, half, 0))
@@ -626,16 +584,19 @@ static __global__ __launch_bounds__(PREFILL_THREADS, 1) void sop_prefill_sm90(
                     if (EXTRA)
                         lean(row0, rows, off, head, keys, tile * TILE, mark % 4 != CLASS_LIVE);
                     const bool partly = tile >= whole || tile < until;
-                    if (STAND ? partly : __builtin_expect(partly, 0))
-                        hide(prefill_number<TILE>(), false, off, keys, tile * TILE);
-                    const bool over = softmax(prefill_number<TILE>(), alpha);
-                    if (STAND) pack_p(prefill_number<TILE>());
-                    /* seldom after a while */
+                    if (partly) hide(prefill_number<TILE>(), false, off, keys, tile * TILE);
+                    weigh(prefill_number<TILE>(), sum);
+                    /* seldom after a while; a row may have seen nothing so far */
+                    const bool over = __any_sync(~0u, !(sum[0] <= 256 && sum[1] <= 256 &&
+                                                        m[0] > -INFINITY && m[1] > -INFINITY));
                     if (__builtin_expect(over, 0)) {
+                        raise(prefill_number<TILE>(), alpha);
+                        weigh(prefill_number<TILE>(), sum);
 #pragma unroll
                         for (int e = 0; e < V / 2; e++) acc[e] *= alpha[e / 2 % 2];
                     }
-                    if (!STAND) pack_p(prefill_number<TILE>());
+#pragma unroll
+                    for (int r = 0; r < 2; r++) l[r] += sum[r];
                 }
                 if (smem::late) release(q_empty + 8 * qs);
                 issue_pv(kv + n_kv - 1, n_kv > skip + 1);

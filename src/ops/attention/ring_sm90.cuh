@@ -71,21 +71,29 @@ SOP_DEV void ring_copy(uint32_t slot, const uint8_t *pool, const int64_t (&halve
 {
     enum { CHUNKS = R::CHUNKS, EVEN = 32 % CHUNKS == 0 };
     const int lane = ring_lane();
+    if constexpr (FULL && EVEN) { /* whole rows at a time */
+        enum { ROWS = 32 / CHUNKS };
+        const int row = lane / CHUNKS, c = lane % CHUNKS;
+        const int64_t own = ((int64_t)row * token + c * 8) * 2, step = (int64_t)token * ROWS * 2;
 #pragma unroll
-    for (int i = 0; i < CHUNKS / 2; i++) {
-        const int x = i * 32 + lane, c = EVEN ? lane % CHUNKS : x % CHUNKS;
-        const int row = EVEN ? i * (32 / CHUNKS) + lane / CHUNKS : x / CHUNKS;
-        const int half = EVEN ? i / (CHUNKS / 4) : row / 8;
-        const uint32_t to = ring_chunk<R>(slot, row, c);
-        const int64_t at =
-            (half ? halves[1] : halves[0]) + (int64_t)(row - half * 8) * token + c * 8;
-        if (FULL) {
-            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to),
-                         "l"(pool + at * 2)
-                         : "memory");
-        } else {
-            const bool live = row >= lo && row < hi;
-            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+        for (int h = 0; h < 2; h++) {
+            const uint8_t *from = pool + halves[h] * 2 + own;
+#pragma unroll
+            for (int i = 0; i < 8; i += ROWS, from += step)
+                asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
+                                 ring_chunk<R>(slot, h * 8 + i + row, c)),
+                             "l"(from)
+                             : "memory");
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < CHUNKS / 2; i++) {
+            const int x = i * 32 + lane, row = x / CHUNKS, c = x % CHUNKS;
+            const int64_t at =
+                (row < 8 ? halves[0] : halves[1]) + (int64_t)(row % 8) * token + c * 8;
+            const bool live = FULL || (row >= lo && row < hi);
+            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                             ring_chunk<R>(slot, row, c)),
                          "l"(live ? pool + at * 2 : pool), "r"(live ? 16 : 0)
                          : "memory");
         }

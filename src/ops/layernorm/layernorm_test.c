@@ -1,6 +1,7 @@
 #include "ops/layernorm/layernorm.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #include "base/test.h"
 #include "ops/call_test.h"
@@ -62,6 +63,28 @@ static void huge(const sop_row *row)
 static void squares_past_float32_do_not_overflow(void)
 {
     each(huge);
+}
+
+/* What lies first is no measure of the rest: sums beside it would lose their variance. */
+static void first(const sop_row *row)
+{
+    enum { N = 16384, FIRST = 4 };
+    float *x = malloc(2 * N * sizeof *x), *y = x + N;
+    double mean = 0, variance = 0;
+    for (int i = 0; i < N; i++) x[i] = (float)((i < FIRST ? 30000 : 0) + i % 7);
+    for (int i = 0; i < N; i++) mean += (double)x[i] / N;
+    for (int i = 0; i < N; i++) variance += pow((double)x[i] - mean, 2) / N;
+    CHECK(norm(row, N, 1e-5f, x, NULL, NULL, NULL, y) == SOP_OK);
+    for (int i = 0; i < N; i += i < FIRST ? 1 : 997) {
+        const double want = ((double)x[i] - mean) / sqrt(variance + 1e-5);
+        CHECK(fabs((double)y[i] - want) < 5e-6 * (fabs(want) + 1));
+    }
+    free(x);
+}
+
+static void a_row_that_begins_far_from_its_mean_keeps_its_variance(void)
+{
+    each(first);
 }
 
 /* A row of one value has no variance: what is left is b. Its sum may be past float32. */
@@ -147,6 +170,7 @@ int main(void)
 {
     RUN(rows_far_from_zero_keep_their_variance);
     RUN(squares_past_float32_do_not_overflow);
+    RUN(a_row_that_begins_far_from_its_mean_keeps_its_variance);
     RUN(a_row_of_one_value_gives_the_bias);
     RUN(w_and_b_are_optional_apart);
     RUN(the_residual_is_not_normalised);

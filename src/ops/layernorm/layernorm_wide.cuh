@@ -1,6 +1,5 @@
 /* One block a row, which stays in registers: it is read once, REP pieces a thread, of 16 bytes of the
- * narrowest type. What the float of the mean leaves is taken off, and what is past float32 done again, as
- * in layernorm.cuh. */
+ * narrowest type. */
 #ifndef OPS_LAYERNORM_WIDE_CUH
 #define OPS_LAYERNORM_WIDE_CUH
 
@@ -93,40 +92,61 @@ static __global__ __launch_bounds__(BOUNDS::THREADS, BOUNDS::BLOCKS) void sop_la
                                   f(at(k), s);
                               }
     };
-    float by = 1, mean, rest, variance;
-    for (;;) {
-        float sum = 0, apart = 0, square = 0;
+    /* Sums are of what lies beside a value near the mean, or a row far from zero would lose its variance:
+     * the mean of the row's first piece, as its threads have it at once, or of a first pass where r_out may
+     * have taken that piece's place. One further off than twice the spread is moved to the mean it led to. */
+    float by = 1, near = 0, rest, variance;
+    if constexpr (ADD) {
         each([&](int, const float(&s)[N]) {
 #pragma unroll
-            for (int e = 0; e < N; e++) sum += s[e];
+            for (int e = 0; e < N; e++) near += s[e];
         });
-        mean = wide_sum(sum, shared[0]) / n;
+        near = wide_sum(near, shared[2]) / n;
+    } else {
+        float s[N];
+        wide_load(x, s);
+#pragma unroll
+        for (int half = N / 2; half; half /= 2)
+#pragma unroll
+            for (int e = 0; e < half; e++) s[e] += s[e + half];
+        near = s[0] / N;
+    }
+    for (bool moved = false;;) {
+        float apart = 0, square = 0;
         each([&](int, const float(&s)[N]) {
 #pragma unroll
             for (int e = 0; e < N; e++) {
-                const float v = s[e] - mean;
+                const float v = s[e] - near;
                 apart += v;
                 square += v * v;
             }
         });
-        wide_sums(apart, square, shared[1], shared[2]);
+        wide_sums(apart, square, shared[0], shared[1]);
         rest = apart / n;
         variance = square / n - rest * rest;
-        if (isfinite(variance) || by != 1) break;
-        float top = 1;
-        each([&](int, const float(&s)[N]) {
+        if (isfinite(variance)) {
+            if (moved || rest * rest <= 4 * variance) break;
+            near += rest;
+            moved = true;
+        } else { /* sums past float32: once more, by a power of two; without numbers it stays NaN */
+            float top = 1;
+            if (by != 1) break;
+            each([&](int, const float(&s)[N]) {
 #pragma unroll
-            for (int e = 0; e < N; e++) top = fmaxf(top, fabsf(s[e]));
-        });
-        by = ldexpf(1, -ilogbf(wide_max(top, shared[3])));
-        if (by == 1) break;
-        row.scale(by);
+                for (int e = 0; e < N; e++) top = fmaxf(top, fabsf(s[e]));
+            });
+            by = ldexpf(1, -ilogbf(wide_max(top, shared[3])));
+            if (by == 1) break;
+            row.scale(by);
+            near = 0;
+        }
+        __syncthreads(); /* the sums have been read */
     }
     const float eps = fmaxf(d.eps * by * by, 1e-37f);
     const float scale = 1 / sqrtf((variance < 0 ? 0 : variance) + eps), off = rest * scale;
     each([&](int i, float(&s)[N]) {
 #pragma unroll
-        for (int e = 0; e < N; e++) s[e] = fmaf(s[e] - mean, scale, -off);
+        for (int e = 0; e < N; e++) s[e] = fmaf(s[e] - near, scale, -off);
         float f[N], g[N];
         if (w) {
             wide_load(w + i, f);

@@ -21,7 +21,7 @@ static const sop_field fields[] = {
     {"w", AT(w_dtype[0]), SOP_FIELD_DTYPE, NULL, "format of the weight"},
     {"w1", AT(w_dtype[1]), SOP_FIELD_DTYPE, NULL, "format of the second weight"},
     {"w2", AT(w_dtype[2]), SOP_FIELD_DTYPE, NULL, "format of the third weight"},
-    {"x", AT(x_dtype), SOP_FIELD_DTYPE, NULL, "type of x"},
+    {"x", AT(x_dtype), SOP_FIELD_DTYPE, NULL, "type of x; f8: codes, with a scale a token"},
     {"y", AT(y_dtype), SOP_FIELD_DTYPE, NULL, "type of y"},
     {"bias", AT(bias), SOP_FIELD_I32, NULL, "bit j: the weight j has a bias"},
     {"numerics", AT(numerics), SOP_FIELD_WORD, "fast|exact|invariant", "how exact y must be"},
@@ -45,6 +45,7 @@ static const sop_role roles[SOP_LINEAR_ROLES] = {
     [SOP_LINEAR_B2] = {"bias2", SOP_ROLE_OPTIONAL, -1},
     [SOP_LINEAR_LIVE] = {"live", SOP_ROLE_LIVE | SOP_ROLE_OPTIONAL, -1},
     [SOP_LINEAR_Y] = {"y", SOP_ROLE_OUT, -1},
+    [SOP_LINEAR_X_SCALE] = {"x_scale", SOP_ROLE_OPTIONAL, -1},
 };
 
 static int64_t width(const sop_linear_desc *d)
@@ -112,10 +113,11 @@ static sop_status check(const void *desc)
                             (long long)sizes[3], (long long)sizes[4], (long long)sizes[5],
                             (long long)sizes[6], (long long)sizes[7], (long long)sizes[8],
                             (long long)sizes[9], (long long)most);
-    const int32_t types[] = {d->x_dtype, d->y_dtype};
+    const int32_t types[] = {d->x_dtype == SOP_F8 ? SOP_F32 : d->x_dtype, d->y_dtype};
     if (!sop_types_fit(types, SOP_N(types)))
         return sop_fail(SOP_E_ARG,
-                        "linear: x is %s and y is %s, must be f32, f16 or bf16, or both f64",
+                        "linear: x is %s and y is %s, must be f32, f16 or bf16, x also f8, or both "
+                        "f64",
                         text_of(d->x_dtype), text_of(d->y_dtype));
     if (d->tokens > 1 && d->y_stride < width(d))
         return sop_fail(SOP_E_SHAPE, "linear: tokens of y are %lld apart, its rows have %lld",
@@ -150,13 +152,20 @@ static void view(const void *desc, int32_t role, sop_tensor *out)
     }
     case SOP_LINEAR_LIVE: sop_view1(out, SOP_I32, 1); break;
     case SOP_LINEAR_Y: sop_view2(out, d->y_dtype, d->tokens, width(d), d->y_stride); break;
+    /* also of no tokens of any type: it may be left out of any call (sop_droppable) */
+    case SOP_LINEAR_X_SCALE:
+        if (d->x_dtype == SOP_F8 || !d->tokens) sop_view1(out, SOP_F32, d->tokens);
+        break;
     default: break;
     }
 }
 
 static void fill(const void *desc, uint64_t seed, int64_t live, const sop_operand *args)
 {
-    (void)desc, (void)seed;
+    const sop_linear_desc *d = desc;
+    float *scale = args[SOP_LINEAR_X_SCALE].data;
+    (void)seed;
+    for (int64_t t = 0; scale && t < d->tokens; t++) scale[t] = 0.013f * (float)(1 + t % 7);
     if (live >= 0) *(int32_t *)args[SOP_LINEAR_LIVE].data = (int32_t)live;
 }
 
@@ -164,8 +173,10 @@ static void cost(const void *desc, sop_cost *out)
 {
     const sop_linear_desc *d = desc;
     const double m = (double)d->tokens, k = (double)d->k, n = (double)width(d);
-    *out = (sop_cost){2 * m * n * k, m * k * (double)sop_dtype_bytes(d->x_dtype),
-                      m * n * (double)sop_dtype_bytes(d->y_dtype)};
+    *out =
+        (sop_cost){2 * m * n * k,
+                   m * k * (double)sop_dtype_bytes(d->x_dtype) + (d->x_dtype == SOP_F8 ? 4 * m : 0),
+                   m * n * (double)sop_dtype_bytes(d->y_dtype)};
     for (int32_t j = 0; j < 3; j++) {
         if (!d->n[j]) continue;
         out->read_bytes += (double)d->n[j] * (double)sop_dtype_row_bytes(d->w_dtype[j], d->k);
@@ -189,6 +200,9 @@ static const char *takes_floats(const void *desc)
 /* clang-format off */
 static const sop_row rows[] = {
 #ifdef SOP_CUDA
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_few_sm90", "cuda", SOP_CUDA_SM90A, 0,
+     .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_few_sm90_refuse,
+     .plan = sop_linear_few_sm90_plan, .run = sop_linear_few_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_stream_sm90", "cuda", SOP_CUDA_SM90A, 0,
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_stream_sm90_refuse,
      .plan = sop_linear_stream_sm90_plan, .run = sop_linear_stream_sm90},
@@ -198,6 +212,12 @@ static const sop_row rows[] = {
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_stream_quant_sm90", "cuda", SOP_CUDA_SM90A, 0,
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_stream_quant_sm90_refuse,
      .plan = sop_linear_stream_quant_sm90_plan, .run = sop_linear_stream_quant_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_stream_f8_sm90", "cuda", SOP_CUDA_SM90A,
+     SOP_ROW_QUANT_X, .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_stream_f8_refuse,
+     .plan = sop_linear_stream_f8_plan, .run = sop_linear_stream_f8_sm90},
+    {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_f8_sm90", "cuda", SOP_CUDA_SM90A,
+     SOP_ROW_QUANT_X | SOP_ROW_INVARIANT, .layout = SOP_LAYOUT_PLAIN,
+     .refuse = sop_linear_f8_refuse, .plan = sop_linear_f8_sm90_plan, .run = sop_linear_f8_sm90},
     {sizeof(sop_row), SOP_DEVICE_CUDA, "linear_skinny_sm90", "cuda", SOP_CUDA_SM90A, 0,
      .layout = SOP_LAYOUT_PLAIN, .refuse = sop_linear_skinny_refuse,
      .plan = sop_linear_skinny_plan, .run = sop_linear_skinny_sm90},
@@ -255,7 +275,7 @@ const sop_op sop_op_linear = {
     .size = sizeof(sop_op),
     .desc_bytes = sizeof(sop_linear_desc),
     .name = "linear",
-    .formula = "y = x w^T + bias, for up to three weights side by side",
+    .formula = "y = x_scale * (x w^T) + bias, for up to three weights side by side",
     .fields = fields,
     .n_fields = SOP_N(fields),
     .roles = roles,

@@ -15,9 +15,16 @@ struct sop_linear_args {
     void *y;
 };
 
+SOP_DEV float sop_linear_x(const void *x, int32_t dtype, int64_t i)
+{
+    return dtype == SOP_F8 ? sop_f8_to_float(((const uint8_t *)x)[i]) : sop_load_any(x, dtype, i);
+}
+
+/* x_scale is for tokens of codes; NULL: 1 */
 template <int TOKENS>
 static __global__ __launch_bounds__(256) void sop_linear_any(const sop_linear_desc d,
-                                                             const sop_linear_args a)
+                                                             const sop_linear_args a,
+                                                             const float *x_scale)
 {
     sop_begin();
     const int lane = threadIdx.x;
@@ -36,12 +43,13 @@ static __global__ __launch_bounds__(256) void sop_linear_any(const sop_linear_de
 #pragma unroll
         for (int r = 0; r < TOKENS; r++) {
             const int64_t t = min(t0 + r, tokens - 1);
-            sum[r] = fmaf(w, sop_load_any(a.x, d.x_dtype, t * d.x_stride + c), sum[r]);
+            sum[r] = fmaf(w, sop_linear_x(a.x, d.x_dtype, t * d.x_stride + c), sum[r]);
         }
     }
 #pragma unroll
     for (int r = 0; r < TOKENS; r++) {
         float y = sop_warp_sum(sum[r]);
+        if (x_scale) y *= x_scale[min(t0 + r, tokens - 1)];
         if (a.bias[j]) y += a.bias[j][i];
         if (lane == 0 && t0 + r < tokens)
             sop_store_any(a.y, d.y_dtype, (t0 + r) * d.y_stride + at + i, y);

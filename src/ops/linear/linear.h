@@ -32,10 +32,14 @@ sop_status sop_linear_bf16x2_plan(const void *desc, const int32_t *params, const
                                   size_t budget, sop_split *split);
 sop_status sop_linear_bf16x2_amx(const sop_call *call);
 
-/* CUDA: linear_cuda.cu takes everything. Few tokens: linear_stream_sm90.cu and linear_skinny_sm90.cu;
- * weights of 8 and 4 bits: linear_planes_sm90.cu, linear_stream_quant_sm90.cu,
+/* CUDA: linear_cuda.cu takes everything. Few tokens: linear_few_sm90.cu, linear_stream_sm90.cu and
+ * linear_skinny_sm90.cu; weights of 8 and 4 bits: linear_planes_sm90.cu, linear_stream_quant_sm90.cu,
  * linear_skinny_quant_sm80.cu. Many tokens: linear_gemm_sm90.cu, linear_gemm_sm80.cu */
 sop_status sop_linear_cuda(const sop_call *call);
+const char *sop_linear_few_sm90_refuse(const void *desc);
+sop_status sop_linear_few_sm90_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                    size_t budget, sop_split *split);
+sop_status sop_linear_few_sm90(const sop_call *call);
 const char *sop_linear_skinny_refuse(const void *desc);
 sop_status sop_linear_skinny_plan(const void *desc, const int32_t *params, const sop_facts *facts,
                                   size_t budget, sop_split *split);
@@ -69,6 +73,16 @@ const char *sop_linear_gemm_widened_refuse(const void *desc);
 sop_status sop_linear_gemm_widened_plan(const void *desc, const int32_t *params,
                                         const sop_facts *facts, size_t budget, sop_split *split);
 sop_status sop_linear_gemm_widened_sm90(const sop_call *call);
+
+/* codes of e4m3: linear_stream_f8_sm90.cu has few tokens, linear_f8_sm90.cu many */
+const char *sop_linear_stream_f8_refuse(const void *desc);
+sop_status sop_linear_stream_f8_plan(const void *desc, const int32_t *params,
+                                     const sop_facts *facts, size_t budget, sop_split *split);
+sop_status sop_linear_stream_f8_sm90(const sop_call *call);
+const char *sop_linear_f8_refuse(const void *desc);
+sop_status sop_linear_f8_sm90_plan(const void *desc, const int32_t *params, const sop_facts *facts,
+                                   size_t budget, sop_split *split);
+sop_status sop_linear_f8_sm90(const sop_call *call);
 
 /* by a library: linear_cublaslt.cu */
 const char *sop_linear_cublaslt_refuse(const void *desc);

@@ -1,5 +1,5 @@
 /* Portable: each row of the weight is decoded 256 columns at a time and runs past all tokens; a sum
- * has 8 parts, which compilers turn into vectors. */
+ * has 8 parts, which compilers turn into vectors. Codes of x are decoded where they are met. */
 #include "core/op.h"
 #include "ops/linear/dequant.h"
 #include "ops/linear/dot.h"
@@ -10,7 +10,8 @@ enum { COLUMNS = 256, TOKENS = 16 };
 const char *sop_linear_c_refuse(const void *desc)
 {
     const sop_linear_desc *d = desc;
-    if (d->x_dtype != SOP_F32 || d->y_dtype != SOP_F32) return "x or y is not f32";
+    if ((d->x_dtype != SOP_F32 && d->x_dtype != SOP_F8) || d->y_dtype != SOP_F32)
+        return "x is neither f32 nor f8, or y is not f32";
     for (int32_t j = 0; j < 3; j++)
         if (d->n[j] && !(d->layouts[j] & SOP_LAYOUT_PLAIN)) return "a weight is not in plain rows";
     return NULL;
@@ -22,11 +23,20 @@ struct job {
     int64_t at, tokens;
 };
 
+/* n values of x from place at: where they lie, or decoded into space. */
+static const float *floats(const void *x, int32_t dtype, int64_t at, int64_t n, float *space)
+{
+    if (dtype == SOP_F32) return (const float *)x + at;
+    for (int64_t i = 0; i < n; i++) space[i] = sop_f8_to_f32(((const uint8_t *)x)[at + i]);
+    return space;
+}
+
 static void some_rows(const void *arg, int64_t begin, int64_t end, int32_t worker)
 {
     const struct job *job = arg;
     const sop_linear_desc *d = job->call->desc;
-    const float *x = job->call->args[SOP_LINEAR_X].data;
+    const void *x = job->call->args[SOP_LINEAR_X].data;
+    const float *x_scale = d->x_dtype == SOP_F8 ? job->call->args[SOP_LINEAR_X_SCALE].data : NULL;
     const float *bias = d->bias >> job->j & 1 ? job->call->args[SOP_LINEAR_B0 + job->j].data : NULL;
     const int32_t dtype = d->w_dtype[job->j];
     const int64_t block = sop_dtype_block(dtype);
@@ -40,11 +50,14 @@ static void some_rows(const void *arg, int64_t begin, int64_t end, int32_t worke
             for (int64_t k0 = 0; k0 < d->k; k0 += COLUMNS) {
                 const int64_t kn = d->k - k0 < COLUMNS ? d->k - k0 : COLUMNS;
                 sop_dequant_row(dtype, row + (size_t)(k0 / block) * sop_dtype_bytes(dtype), kn, w);
-                for (int64_t t = 0; t < n; t++)
-                    sop_dot(x + (t0 + t) * d->x_stride + k0, w, kn, sum[t]);
+                for (int64_t t = 0; t < n; t++) {
+                    float space[COLUMNS];
+                    sop_dot(floats(x, d->x_dtype, (t0 + t) * d->x_stride + k0, kn, space), w, kn,
+                            sum[t]);
+                }
             }
             for (int64_t t = 0; t < n; t++) {
-                const float y = sop_dot_sum(sum[t]);
+                const float y = sop_dot_sum(sum[t]) * (x_scale ? x_scale[t0 + t] : 1);
                 ((float *)job->call->args[SOP_LINEAR_Y]
                      .data)[(t0 + t) * d->y_stride + job->at + i] = bias ? y + bias[i] : y;
             }

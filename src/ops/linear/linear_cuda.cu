@@ -15,8 +15,10 @@ sop_status sop_linear_cuda(const sop_call *call)
     }
     a.live = (const int32_t *)call->args[SOP_LINEAR_LIVE].data;
     a.y = call->args[SOP_LINEAR_Y].data;
+    const float *scale =
+        d->x_dtype == SOP_F8 ? (const float *)call->args[SOP_LINEAR_X_SCALE].data : NULL;
     if (d->tokens == 0 || n == 0) return SOP_OK;
     const dim3 grid(sop_blocks(n, 8), sop_blocks(d->tokens, 8));
-    return d->tokens == 1 ? sop_launch(sop_linear_any<1>, grid, dim3(32, 8), call, *d, a)
-                          : sop_launch(sop_linear_any<8>, grid, dim3(32, 8), call, *d, a);
+    return d->tokens == 1 ? sop_launch(sop_linear_any<1>, grid, dim3(32, 8), call, *d, a, scale)
+                          : sop_launch(sop_linear_any<8>, grid, dim3(32, 8), call, *d, a, scale);
 }

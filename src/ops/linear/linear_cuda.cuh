@@ -22,6 +22,32 @@ static inline const char *sop_linear_refuse_16(const sop_linear_desc *d)
     return NULL;
 }
 
+/* Codes of x times codes of weights, readable by TMA. */
+static inline const char *sop_linear_refuse_f8(const sop_linear_desc *d)
+{
+    if (d->x_dtype != SOP_F8) return "x is not f8";
+    if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants whole sums";
+    for (int j = 0; j < 3; j++) {
+        if (!d->n[j]) continue;
+        if (d->w_dtype[j] != SOP_F8_128) return "a weight is not f8_128";
+        if (!(d->layouts[j] & SOP_LAYOUT_PLAIN)) return "a weight does not lie plain";
+        if (d->w_stride[j] % 4) return "rows of a weight are no multiple of 16 bytes apart";
+    }
+    if (!d->n[0] || d->k < 1) return "an extent is 0";
+    if (d->x_stride % 16) return "rows of x are no multiple of 16 bytes apart";
+    return NULL;
+}
+
+/* Bytes, [rows, cols], rows `stride` apart; boxes of 128 of them, swizzled by 128 bytes. */
+static inline sop_status sop_linear_codes_map(CUtensorMap *map, const void *p, int64_t rows,
+                                              int64_t cols, int64_t stride, uint32_t box_rows)
+{
+    const int64_t dims[2] = {cols, rows};
+    const uint32_t box[2] = {128, box_rows};
+    return sop_tensor_map_of(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, CU_TENSOR_MAP_SWIZZLE_128B, p, 2,
+                             dims, &stride, box);
+}
+
 /* The weights' maps; false where one is not at a multiple of 16 bytes. */
 static inline bool sop_linear_aligned(const sop_call *call)
 {

@@ -33,6 +33,7 @@ extern "C" const char *sop_linear_gemm_rounded_refuse(const void *desc)
     const sop_linear_desc *d = (const sop_linear_desc *)desc;
     if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants x as it is";
     if (d->x_dtype == d->w_dtype[0]) return "x needs no rounding";
+    if (d->x_dtype == SOP_F8) return "x is f8";
     return refuse(d);
 }
 
@@ -42,6 +43,7 @@ extern "C" const char *sop_linear_gemm_widened_refuse(const void *desc)
     const sop_linear_desc *d = (const sop_linear_desc *)desc;
     bool plain = true;
     if (d->numerics == SOP_NUMERICS_EXACT) return "numerics=exact wants weights as they are";
+    if (d->x_dtype == SOP_F8) return "x is f8";
     if (d->tokens < 16) return "too few tokens";
     for (int j = 0; j < 3; j++) {
         if (!d->n[j]) continue;

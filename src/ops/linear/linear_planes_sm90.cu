@@ -1,20 +1,20 @@
 #include "ops/linear/linear_cuda.cuh"
 #include "ops/linear/planes_sm90.cuh"
 
-enum { PLANES_TOKENS = 16, ROWS = 0, GRID, FEW }; /* words of a plan */
+enum { PLANES_TOKENS = 16, ROWS = 0, GRID, FEW, APART }; /* words of a plan */
 
 /* Calls what(S()) for the kernel's shape that a desc takes. Where there are few rows, the CTAs of a cluster
- * share k; from 5 tokens on half as much of x comes to each. */
-template <int C, typename F> static sop_status with_rows(bool few, F what)
+ * share k; from 5 tokens on half as much of x comes to each. Warps of their own ask for x but where one round
+ * of 16 columns needs the registers. */
+template <typename F>
+static sop_status with_shape(const sop_linear_desc *d, bool few, bool apart, F what)
 {
-    enum { RG = C == 4 ? 1 : 2 };
-    if (few) return what(planes_shape<C, 1, 2>());
-    return what(planes_shape<C, RG, RG>());
-}
-template <typename F> static sop_status with_shape(const sop_linear_desc *d, bool few, F what)
-{
-    if (d->tokens <= 4) return with_rows<4>(few, what);
-    return d->tokens <= 8 ? with_rows<8>(few, what) : with_rows<16>(few, what);
+    if (d->tokens <= 4)
+        return few ? what(planes_shape<4, 1, 2, 1>()) : what(planes_shape<4, 1, 1, 1>());
+    if (d->tokens <= 8)
+        return few ? what(planes_shape<8, 1, 2, 1>()) : what(planes_shape<8, 2, 2, 1>());
+    if (few) return what(planes_shape<16, 1, 2, 1>());
+    return apart ? what(planes_shape<16, 2, 2, 1>()) : what(planes_shape<16, 2, 2, 0>());
 }
 
 /* Blocks of k, in whole stages. */
@@ -48,7 +48,7 @@ extern "C" sop_status sop_linear_planes_sm90_plan(const void *desc, const int32_
     /* half a product's 64 rows at most would be used */
     const bool few = sop_linear_tile_rows(d, facts->workers) <= 32;
     (void)params;
-    return with_shape(d, few, [&](auto shape) {
+    return with_shape(d, few, true, [&](auto shape) {
         typedef decltype(shape) S;
         const int64_t clusters = facts->workers / S::CL;
         const int64_t rows = sop_linear_tile_rows(d, clusters * S::RG);
@@ -57,6 +57,7 @@ extern "C" sop_status sop_linear_planes_sm90_plan(const void *desc, const int32_
         split->word[ROWS] = rows;
         split->word[GRID] = (wanted < clusters ? wanted : clusters) * S::CL;
         split->word[FEW] = few;
+        split->word[APART] = wanted > clusters;
         return split->scratch_bytes <= budget ? SOP_OK : SOP_E_LIMIT;
     });
 }
@@ -73,7 +74,6 @@ template <typename S> static sop_status run(const sop_call *call)
                               call, call->args[SOP_LINEAR_X].data, d->x_dtype, d->x_stride,
                               (int)d->tokens, (int)d->k, (int)blocks, planes, steps);
     a.planes = planes;
-    a.steps = steps;
     a.live = (const int32_t *)call->args[SOP_LINEAR_LIVE].data;
     a.y = call->args[SOP_LINEAR_Y].data;
     a.y_stride = d->y_stride;
@@ -91,8 +91,11 @@ template <typename S> static sop_status run(const sop_call *call)
                                      d->w_stride[j] * (int64_t)sop_dtype_bytes(SOP_I4_128),
                                      S::PITCH, (uint32_t)a.rows, SOP_TMA_ONCE);
     }
+    if (s == SOP_OK)
+        s = sop_tensor_map_words(&maps.steps, steps, blocks, 2 * S::COLUMNS, S::STEPS,
+                                 2 * S::COLUMNS, S::XB);
     if (s != SOP_OK) return s;
-    return sop_launch_cluster(sop_planes_sm90<S>, (unsigned)call->split->word[GRID], PLANES_THREADS,
+    return sop_launch_cluster(sop_planes_sm90<S>, (unsigned)call->split->word[GRID], S::THREADS,
                               (size_t)planes_smem<S>(a.rows), S::CL, call, maps, a);
 }
 
@@ -101,6 +104,6 @@ extern "C" sop_status sop_linear_planes_sm90(const sop_call *call)
     const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
     if (d->tokens == 0) return SOP_OK;
     if (!sop_linear_aligned(call)) return sop_linear_cuda(call);
-    return with_shape(d, call->split->word[FEW],
+    return with_shape(d, call->split->word[FEW], call->split->word[APART],
                       [&](auto shape) { return run<decltype(shape)>(call); });
 }

@@ -27,6 +27,7 @@ extern "C" const char *sop_linear_skinny_quant_refuse(const void *desc)
         if (!(d->layouts[j] & SOP_LAYOUT_PLAIN)) return "a weight does not lie plain";
         if (stride_bytes(d, j) > INT32_MAX / 65) return "rows of a weight are over 32 MB apart";
     }
+    if (d->x_dtype == SOP_F8) return "x is f8";
     if (d->tokens > 64) return "too many tokens";
     if (d->x_stride * (int64_t)sop_dtype_bytes(d->x_dtype) % 16)
         return "rows of x are no multiple of 16 bytes apart";

@@ -56,6 +56,7 @@ extern "C" const char *sop_linear_stream_quant_sm90_refuse(const void *desc)
         if (!(d->layouts[j] & SOP_LAYOUT_PLAIN)) return "a weight does not lie plain";
         if (d->w_stride[j] % 4) return "rows of a weight are no multiple of 16 bytes apart";
     }
+    if (d->x_dtype == SOP_F8) return "x is f8";
     if (d->x_dtype == SOP_F32 && d->tokens > 16) return "too many tokens in f32";
     return sop_stream_refuse(d);
 }

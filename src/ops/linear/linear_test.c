@@ -301,6 +301,39 @@ static void no_columns_of_x_give_the_bias_alone(void)
     }
 }
 
+/* 128 codes of 1, of -2 and of 448 in a token, past weights of 1/2. */
+static void codes_count_as_they_are_times_the_scale_of_their_token(void)
+{
+    static const uint8_t codes[3] = {0x38, 0xc0, 0x7e};
+    static const float sums[3] = {64, -128, 28672}, scales[3] = {0.25f, 2, 3};
+    uint8_t x[3 * 128], w[4 * 132];
+    float y[3 * 4], x_scale[3];
+    for (int t = 0; t < 3; t++) memset(x + t * 128, codes[t], 128);
+    for (int i = 0; i < 4; i++) {
+        const float half = 0.5f;
+        memset(w + i * 132, 0x38, 132);
+        memcpy(w + i * 132, &half, 4);
+    }
+    sop_linear_desc d;
+    CHECK(sop_desc_parse(&sop_op_linear, "m=3 n=4 k=128 w=f8_128 x=f8 layouts=both", &d) == SOP_OK);
+    int32_t ran = 0;
+    for (int32_t r = 0; r < sop_op_linear.n_rows; r++)
+        for (int scaled = 0; scaled < 2; scaled++) {
+            const sop_row *row = &sop_op_linear.rows[r];
+            sop_operand args[SOP_LINEAR_ROLES] = {[SOP_LINEAR_X] = {x, sizeof x},
+                                                  [SOP_LINEAR_W0] = {w, sizeof w},
+                                                  [SOP_LINEAR_Y] = {y, sizeof y}};
+            if (!row_takes(row, &d)) continue;
+            memcpy(x_scale, scales, sizeof scales);
+            if (scaled) args[SOP_LINEAR_X_SCALE] = (sop_operand){x_scale, sizeof x_scale};
+            memset(y, 0xff, sizeof y);
+            CHECK(run_row(&sop_op_linear, row, &d, args, 1) == SOP_OK);
+            for (int i = 0; i < 12; i++) CHECK(y[i] == sums[i / 4] * (scaled ? scales[i / 4] : 1));
+            ran++;
+        }
+    CHECK(ran >= 4); /* the portable row and the reference */
+}
+
 static void a_wrong_desc_is_refused_with_the_numbers(void)
 {
     sop_linear_desc d;
@@ -314,6 +347,9 @@ static void a_wrong_desc_is_refused_with_the_numbers(void)
     CHECK(sop_desc_parse(&sop_op_linear, "m=-1 n=4 k=8", &d) == SOP_E_SHAPE);
     CHECK(sop_desc_parse(&sop_op_linear, "m=1 n=4 k=8 x=i8", &d) == SOP_E_ARG);
     CHECK(sop_desc_parse(&sop_op_linear, "m=1 n=4 k=8 bias=9", &d) == SOP_E_ARG);
+    CHECK(sop_desc_parse(&sop_op_linear, "m=1 n=4 k=8 x=f8 y=f8", &d) == SOP_E_ARG);
+    CHECK(strstr(sop_last_error(), "y is f8") != NULL);
+    CHECK(sop_desc_parse(&sop_op_linear, "m=1 n=4 k=8 x=f8 y=f64", &d) == SOP_E_ARG);
 }
 
 static void a_row_says_why_it_refuses(void)
@@ -332,6 +368,8 @@ static void a_row_says_why_it_refuses(void)
     CHECK(sop_desc_parse(&sop_op_linear, "m=1 n=4 k=32 w=q8_0 layouts=panel16", &d) == SOP_OK);
     CHECK(strstr(row_named(&sop_op_linear, "linear_c")->refuse(&d), "plain"));
     CHECK(q8x->refuse(&d) == NULL);
+    CHECK(sop_desc_parse(&sop_op_linear, "m=1 n=4 k=32 w=q8_0 x=f8 layouts=both", &d) == SOP_OK);
+    CHECK(strstr(q8x->refuse(&d), "x is f8"));
 }
 
 int main(void)
@@ -344,6 +382,7 @@ int main(void)
     RUN(the_sum_of_large_activations_does_not_overflow);
     RUN(tiny_and_zero_activations_stay_finite);
     RUN(no_columns_of_x_give_the_bias_alone);
+    RUN(codes_count_as_they_are_times_the_scale_of_their_token);
     RUN(a_wrong_desc_is_refused_with_the_numbers);
     RUN(a_row_says_why_it_refuses);
     return test_report();

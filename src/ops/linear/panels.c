@@ -6,6 +6,7 @@ enum { R = SOP_PANEL_ROWS };
 
 const char *sop_panels_refuse(const sop_linear_desc *d)
 {
+    if (d->x_dtype == SOP_F8) return "x is f8";
     for (int32_t j = 0; j < 3; j++) {
         if (!d->n[j]) continue;
         if (!(d->layouts[j] & SOP_LAYOUT_PANEL16))

@@ -9,8 +9,10 @@
  *
  * A CTA has RG tiles of up to 64 rows, as many rows as make the tiles a whole number for each
  * multiprocessor. Parts of k of a tile are shared by 4 / RG warpgroups of each CTA of a cluster, each with
- * its own ring of weights. They put their sums where their last weights lay and add a share each, in the
- * order of k. */
+ * its own ring of weights. Each sends every other one its share of the sums, to a slot for each part, and adds
+ * up its own in the order of k. The product of a block runs while the sums of the one before are made.
+ *
+ * Asking for a stage of x takes longer than a block's sums: where APART, warps beside the warpgroups ask. */
 #ifndef OPS_LINEAR_PLANES_SM90_CUH
 #define OPS_LINEAR_PLANES_SM90_CUH
 
@@ -18,28 +20,29 @@
 #include "ops/linear/skinny.cuh"
 
 struct planes_maps {
-    CUtensorMap w[3];
+    CUtensorMap w[3], steps; /* [blocks][COLUMNS] of step and sum */
 };
 struct planes_args {
     const float *bias[3]; /* NULL: none */
     const int32_t *live;
     const uint8_t *planes; /* [blocks][2 COLUMNS][128] */
-    const int2 *steps;     /* [blocks][COLUMNS]: step and sum */
     void *y;
     int64_t y_stride; /* in elements */
     int32_t y_dtype, tokens, k, n[3];
     int32_t rows, x_depth; /* of a tile; stages of x */
 };
 
-/* Threads; blocks of a stage of w; steps of a block's largest x. */
-enum { PLANES_THREADS = 512, PLANES_BLOCKS = 4, PLANES_MOST = 127 * 256 + 127 };
+/* Blocks of a stage of w; steps of a block's largest x. */
+enum { PLANES_BLOCKS = 4, PLANES_MOST = 127 * 256 + 127 };
 
 /* Columns of x, tiles of a CTA, CTAs of a cluster, which share these tiles. */
-template <int COLUMNS_, int RG_, int CL_> struct planes_shape {
+template <int COLUMNS_, int RG_, int CL_, int APART_> struct planes_shape {
     enum {
         COLUMNS = COLUMNS_,
         RG = RG_,
         CL = CL_,
+        APART = APART_,
+        THREADS = 512 + 128 * APART,
         DEPTH = 2,   /* stages of w: beside three there is little room for x, and all wait for it */
         KW = 4 / RG, /* parts of k in a CTA */
         PARTS = KW * CL,            /* of k */
@@ -48,21 +51,20 @@ template <int COLUMNS_, int RG_, int CL_> struct planes_shape {
         TILE = 2 * COLUMNS * 128,   /* a block of x */
         STEPS = COLUMNS * 8,        /* its steps and sums */
         X_STAGE = XB * TILE,
-        X_STEPS = XB * STEPS,
-        X_MOST = 8,                      /* stages of x */
-        SHARE = 64 * COLUMNS / PARTS,    /* sums that a part adds up */
-        SUMS_PITCH = 72,                 /* rows of a column of a tile's sums */
-        SUMS = COLUMNS * SUMS_PITCH * 4, /* bytes of them */
-        BARS = 8 * (4 * DEPTH + 2 * KW * X_MOST + 2 * RG),
-        ROOM = 226 * 1024 - BARS /* beside it there is a place for a CTA of sop_planes_of */
+        X_STEPS = 128, /* room for its steps and sums */
+        X_MOST = 8,    /* stages of x */
+        LAG = 2 / XB,  /* stages that are left before one of them is asked for again */
+        SHARE = 64 * COLUMNS / PARTS,      /* sums that a part adds up */
+        SLOT = (SHARE + 63) / 64 * 72 * 4, /* bytes of a part's sums of a share */
+        SLOTS = 4 * PARTS * SLOT,
+        BARS = 8 * (4 * DEPTH + 2 * KW * X_MOST + 4 + RG),
+        ROOM = 226 * 1024 - BARS - SLOTS /* beside it there is a place for a CTA of sop_planes_of */
     };
 };
-/* Bytes of a stage of w, at least those of the sums of a tile. A product has 64 rows, whatever they are: it
- * reads past the last stage, up to the end of x. */
+/* Bytes of a stage of w. */
 template <typename S> static inline __host__ __device__ int planes_stage(int rows)
 {
-    const int bytes = (rows * S::PITCH * 4 + 127) / 128 * 128;
-    return bytes < S::SUMS ? (int)S::SUMS : bytes;
+    return (rows * S::PITCH * 4 + 127) / 128 * 128;
 }
 /* Stages of x that have room; shared memory of it all. */
 template <typename S> static inline int planes_x_depth(int rows)
@@ -74,7 +76,7 @@ template <typename S> static inline int planes_x_depth(int rows)
 template <typename S> static inline int planes_smem(int rows)
 {
     return (4 * S::DEPTH * planes_stage<S>(rows) + 1023) / 1024 * 1024 +
-           S::KW * planes_x_depth<S>(rows) * (S::X_STAGE + S::X_STEPS) + S::BARS;
+           S::KW * planes_x_depth<S>(rows) * (S::X_STAGE + S::X_STEPS) + S::SLOTS + S::BARS;
 }
 
 /* A warp has a block of a token. blocks: those of k, in whole stages. */
@@ -139,7 +141,7 @@ SOP_DEV uint32_t planes_rank(void)
 SOP_DEV uint32_t planes_at(uint32_t addr, uint32_t cta)
 {
     uint32_t r;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(cta));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(cta));
     return r;
 }
 SOP_DEV void planes_copy(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
@@ -165,21 +167,24 @@ SOP_DEV void planes_take(uint32_t bar, uint32_t parity)
         "r"(parity)
         : "memory");
 }
-/* Masks are done by here: while the product before is on its way, or after it where registers are few. */
+/* Masks are done by here, while the product before is on its way. */
 SOP_DEV void planes_pin(uint32_t (&a)[4][4])
 {
 #pragma unroll
     for (int i = 0; i < 16; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
-SOP_DEV float planes_load(uint32_t addr)
+/* A word of another CTA; 4 bytes arrive at its barrier. */
+SOP_DEV void planes_send(uint32_t addr, float v, uint32_t bar, uint32_t cta)
 {
-    float v;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(addr) : "memory");
-    return v;
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+            planes_at(addr, cta)),
+        "f"(v), "r"(planes_at(bar, cta))
+        : "memory");
 }
 
 template <typename S>
-static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
+static __global__ __launch_bounds__(S::THREADS, 1) void sop_planes_sm90(
     const __grid_constant__ planes_maps maps, const __grid_constant__ planes_args p)
 {
     enum { SUMS = S::COLUMNS / 2 };
@@ -187,7 +192,8 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
     const int stage_bytes = planes_stage<S>(p.rows);
     const uint32_t base = smem_addr(smem_raw),
                    x_all = (base + 4 * S::DEPTH * stage_bytes + 1023) & ~1023u;
-    const uint32_t bars = x_all + S::KW * p.x_depth * (S::X_STAGE + S::X_STEPS);
+    const uint32_t slots = x_all + S::KW * p.x_depth * (S::X_STAGE + S::X_STEPS),
+                   bars = slots + S::SLOTS;
     const int tid = threadIdx.x % 128, lane = tid % 32, warp = tid / 32,
               wg = __shfl_sync(~0u, (int)threadIdx.x / 128, 0); /* the same for a warp */
     const int rg = wg % S::RG, kw = wg / S::RG, rank = S::CL > 1 ? planes_rank() : 0,
@@ -196,13 +202,14 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
     const uint32_t full = bars + 8 * wg * S::DEPTH,
                    x_full = bars + 8 * (4 * S::DEPTH + kw * S::X_MOST),
                    x_empty = x_full + 8 * S::KW * S::X_MOST,
-                   ready = bars + 8 * (4 * S::DEPTH + 2 * S::KW * S::X_MOST + rg),
-                   done = ready + 8 * S::RG;
+                   ready = bars + 8 * (4 * S::DEPTH + 2 * S::KW * S::X_MOST),
+                   done = ready + 8 * (4 + rg);
     if (threadIdx.x == 0) {
         const int x = 4 * S::DEPTH, e = x + S::KW * S::X_MOST, r = e + S::KW * S::X_MOST;
         for (int i = 0; i < e; i++) mbar_init(bars + 8 * i, 1);
         for (int i = e; i < r; i++) mbar_init(bars + 8 * i, 4 * S::RG);
-        for (int i = r; i < r + 2 * S::RG; i++) mbar_init(bars + 8 * i, 4 * S::PARTS);
+        for (int i = r; i < r + 4; i++) mbar_init(bars + 8 * i, 1);
+        for (int i = r + 4; i < r + 4 + S::RG; i++) mbar_init(bars + 8 * i, S::PARTS);
         fence_mbar_init();
     }
     __syncthreads();
@@ -217,7 +224,9 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
     const uint32_t ring = base + wg * S::DEPTH * stage_bytes,
                    x_at = x_all + kw * p.x_depth * S::X_STAGE,
                    info_at = x_all + p.x_depth * (S::KW * S::X_STAGE + kw * S::X_STEPS);
-    const uint8_t *rows = smem_raw + (ring - base) + (warp * 16 + lane / 4) * S::PITCH * 4;
+    const uint32_t row_at[2] = {ring - base + min(warp * 16 + lane / 4, p.rows - 1) * S::PITCH * 4,
+                                ring - base +
+                                    min(warp * 16 + lane / 4 + 8, p.rows - 1) * S::PITCH * 4};
     int tile = cluster * S::RG + rg, f_row, f_at, f_tile = tile, f_k = 0, f_stage = 0,
         to_fill = rounds * k_units;
     int f_j = skinny_part(p.n, p.rows, min(f_tile, n_tiles - 1), &f_row, &f_at);
@@ -234,16 +243,39 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
             f_j = skinny_part(p.n, p.rows, min(f_tile, n_tiles - 1), &f_row, &f_at);
         }
     };
+    auto load_x = [&](uint32_t at, uint32_t info, int block, uint32_t bar) {
+        const uint32_t bytes = S::XB > 1 ? S::X_STAGE : 256 * p.tokens;
+        mbar_expect_tx(bar, bytes + S::XB * S::STEPS);
+        planes_copy(at, p.planes + (int64_t)block * S::TILE, bytes, bar);
+        tma_load_2d(info, &maps.steps, 0, block, bar);
+    };
+    if (S::APART && wg == 4) { /* a warp asks for the x of a part */
+        regs_dec<32>();
+        if (S::CL > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+        if (lane || warp >= S::KW) return;
+        const int own = rank * S::KW + warp, from = nk * own / S::PARTS,
+                  blocks = (nk * (own + 1) / S::PARTS - from) * PLANES_BLOCKS;
+        const uint32_t at = x_all + warp * p.x_depth * S::X_STAGE,
+                       info = x_all + p.x_depth * (S::KW * S::X_STAGE + warp * S::X_STEPS),
+                       asked = bars + 8 * (4 * S::DEPTH + warp * S::X_MOST),
+                       left = asked + 8 * S::KW * S::X_MOST;
+        int stage = 0, phase = 1;
+        grid_wait();
+        for (int r = 0; r < rounds; r++)
+            for (int b = 0; b < blocks; b += S::XB) {
+                mbar_wait(left + 8 * stage, phase);
+                load_x(at + stage * S::X_STAGE, info + stage * S::X_STEPS, from * PLANES_BLOCKS + b,
+                       asked + 8 * stage);
+                if (++stage == p.x_depth) stage = 0, phase ^= 1;
+            }
+        return;
+    }
+    if (S::APART) regs_inc<112>();
     int x_block = 0, x_to_fill = rounds * k_units * PLANES_BLOCKS / S::XB;
-    auto load_x = [&](int stage, bool me) {
-        const int64_t block = k0 * PLANES_BLOCKS + x_block;
-        const uint32_t bytes = S::XB > 1 ? S::X_STAGE : 256 * p.tokens, bar = x_full + 8 * stage;
-        if (me) {
-            mbar_expect_tx(bar, bytes + S::X_STEPS);
-            planes_copy(x_at + stage * S::X_STAGE, p.planes + block * S::TILE, bytes, bar);
-            planes_copy(info_at + stage * S::X_STEPS, p.steps + block * S::COLUMNS, S::X_STEPS,
-                        bar);
-        }
+    auto next_x = [&](int to, bool me) {
+        if (me)
+            load_x(x_at + to * S::X_STAGE, info_at + to * S::X_STEPS, k0 * PLANES_BLOCKS + x_block,
+                   x_full + 8 * to);
         x_block += S::XB;
         if (x_block == k_units * PLANES_BLOCKS) x_block = 0;
         x_to_fill--;
@@ -251,46 +283,57 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
     for (int i = 0; i < S::DEPTH; i++) fill();
     grid_wait();
     /* not behind what the first warp has asked for */
-    for (int i = 0; i < p.x_depth && x_to_fill > 0; i++) load_x(i, tid == 32 && rg == 0);
+    for (int i = 0; !S::APART && i < p.x_depth && x_to_fill > 0; i++)
+        next_x(i, tid == 32 && rg == 0);
     const int tokens = (int)sop_live_rows(p.live, p.tokens);
     if (S::CL > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 
-    int stage = 0, phase = 0, x_stage = 0, x_phase = 0, d[S::COLUMNS] = {};
+    int stage = 0, phase = 0, d[2][S::COLUMNS] = {};
+    int x_stage = 0, x_phase = 0, x_left = 0, x_gone = 0, x_again = 0, x_again_phase = 0;
     for (int r = 0; r < rounds; r++, tile += round) {
-        uint32_t last = ring, a[2][4][4];
+        uint32_t a[2][4][4];
+        if (S::CL > 1 && tid == 0) mbar_expect_tx(ready + 8 * wg, S::PARTS * S::SHARE * 4);
         float acc[SUMS] = {}, scale[2][2];
         int zero[2][2];
-        /* ends the product of block b */
-        auto settle = [&](int b, bool any) {
-            wgmma_wait<0>();
+        /* Ends the product of block b, while the next one is on its way unless this is the last. */
+        auto settle = [&](int b, bool alone) {
+            int(&sums)[S::COLUMNS] = d[b % 2];
+            if (alone)
+                wgmma_wait<0>();
+            else
+                wgmma_wait<1>();
 #pragma unroll
-            for (int i = 0; i < S::COLUMNS; i++) asm volatile("" : "+r"(d[i])::"memory");
-            if (!any) return;
-            const int2 *info = (const int2 *)(smem_raw + (info_at - base) + x_stage * S::X_STEPS +
+            for (int i = 0; i < S::COLUMNS; i++) asm volatile("" : "+r"(sums[i])::"memory");
+            const int2 *info = (const int2 *)(smem_raw + (info_at - base) + x_left * S::X_STEPS +
                                               b % S::XB * S::STEPS);
 #pragma unroll
             for (int i = 0; i < SUMS; i++) { /* token 4 (i / 2) + lane % 4, row of i % 2 */
                 const int2 of = info[i / 2 * 4 + lane % 4];
-                const int sum = d[2 * i] * 256 + d[2 * i + 1] - zero[b % 2][i % 2] * of.y;
+                const int sum = sums[2 * i] * 256 + sums[2 * i + 1] - zero[b % 2][i % 2] * of.y;
                 acc[i] = fmaf(scale[b % 2][i % 2] * __int_as_float(of.x), (float)sum, acc[i]);
             }
+#pragma unroll
+            for (int i = 0; i < SUMS; i++)
+                asm volatile("" : "+f"(acc[i])); /* sums are read by here */
             if (b % S::XB != S::XB - 1) return;
             __syncwarp();
-            if (lane == 0) mbar_arrive(x_empty + 8 * x_stage);
-            if (tid == 0 && rg == 0 && x_to_fill > 0) {
-                mbar_wait(x_empty + 8 * x_stage, x_phase);
-                load_x(x_stage, true);
-            }
-            if (++x_stage == p.x_depth) x_stage = 0, x_phase ^= 1;
+            if (lane == 0) mbar_arrive(x_empty + 8 * x_left);
+            if (++x_left == p.x_depth) x_left = 0;
+            /* by a warp in turn, and late: who fills waits for those that are behind */
+            if (S::APART || x_gone++ < S::LAG || x_to_fill <= 0) return;
+            const bool me = tid == b % 4 * 32 && rg == 0;
+            if (me) mbar_wait(x_empty + 8 * x_again, x_again_phase);
+            next_x(x_again, me);
+            if (++x_again == p.x_depth) x_again = 0, x_again_phase ^= 1;
         };
         for (int u = 0; u < k_units; u++) {
-            const uint8_t *unit = rows + stage * stage_bytes;
+            const uint8_t *unit = smem_raw + stage * stage_bytes;
             mbar_wait(full + 8 * stage, phase);
 #pragma unroll
             for (int b = 0; b < PLANES_BLOCKS; b++) {
 #pragma unroll
                 for (int q = 0; q < 2; q++) {
-                    const uint32_t *row = (const uint32_t *)(unit + q * 8 * S::PITCH * 4) + b * 17,
+                    const uint32_t *row = (const uint32_t *)(unit + row_at[q]) + b * 17,
                                    head = row[0];
                     scale[b % 2][q] = __half2float(__ushort_as_half((unsigned short)head));
                     zero[b % 2][q] = head >> 16 & 255;
@@ -301,69 +344,67 @@ static __global__ __launch_bounds__(PLANES_THREADS, 1) void sop_planes_sm90(
                         a[b % 2][i][2 + q] = w >> 4 & 0x0f0f0f0f;
                     }
                 }
-                if (S::COLUMNS < 16) planes_pin(a[b % 2]);
                 if (b == PLANES_BLOCKS - 1) {
                     fence_async(); /* waits for loads */
                     named_sync(1 + wg, 128);
-                    if (u == k_units - 1)
-                        last = ring + stage * stage_bytes;
-                    else
-                        fill();
+                    fill();
                 }
-                settle(b + PLANES_BLOCKS - 1, u > 0 || b > 0);
                 if (b % S::XB == 0) mbar_wait(x_full + 8 * x_stage, x_phase);
-                if (S::COLUMNS == 16) planes_pin(a[b % 2]);
+                planes_pin(a[b % 2]);
                 const uint64_t x = desc_k_major(x_at + x_stage * S::X_STAGE + b % S::XB * S::TILE);
+                if (b % S::XB == S::XB - 1 && ++x_stage == p.x_depth) x_stage = 0, x_phase ^= 1;
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    planes_mma(d, a[b % 2][i], desc_advance(x, i * 32), i > 0);
+                    planes_mma(d[b % 2], a[b % 2][i], desc_advance(x, i * 32), i > 0);
                 wgmma_commit();
+                if (b > 0) settle(b - 1, false);
             }
+            settle(PLANES_BLOCKS - 1, true); /* none is on its way where the loop begins again */
             if (++stage == S::DEPTH) stage = 0, phase ^= 1;
         }
-        settle(PLANES_BLOCKS - 1, k_units > 0);
-        /* sums of the part: [column][SUMS_PITCH] */
+        if (S::CL > 1 && r > 0) planes_take(done, (r - 1) & 1); /* slots have been read */
+        uint32_t slot = slots + (rg * S::PARTS + part) * S::SLOT, bar = ready + 8 * rg;
+        int first = lane % 4 * 64 + warp * 16 + lane / 4;
+        asm volatile(""
+                     : "+r"(slot), "+r"(bar), "+r"(first)); /* not held while registers are few */
 #pragma unroll
         for (int i = 0; i < SUMS; i++) {
-            const int row = warp * 16 + lane / 4 + i % 2 * 8;
-            const int t = i / 2 * 4 + lane % 4;
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(last + (t * S::SUMS_PITCH + row) * 4),
-                         "f"(acc[i])
-                         : "memory");
+            const int q = first + i / 2 * 256 + i % 2 * 8, owner = q / S::SHARE, at = q % S::SHARE;
+            const uint32_t to =
+                slot + owner % S::KW * S::RG * S::PARTS * S::SLOT + (at / 64 * 72 + at % 64) * 4;
+            if (S::CL > 1)
+                planes_send(to, acc[i], bar + owner % S::KW * S::RG * 8, owner / S::KW);
+            else
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(acc[i]) : "memory");
         }
-        __syncwarp();
-        if (lane < S::CL) planes_give(ready, lane);
         int row0, at;
         const int j = skinny_part(p.n, p.rows, min(tile, n_tiles - 1), &row0, &at),
                   row = (part * S::SHARE + tid) % 64;
-        uint32_t from[S::PARTS];
-#pragma unroll
-        for (int c = 0; c < S::PARTS; c++) {
-            const int theirs = nk * (c + 1) / S::PARTS - nk * c / S::PARTS;
-            const uint32_t slot = theirs ? ((r + 1) * theirs - 1) % S::DEPTH * stage_bytes : 0;
-            from[c] = base + (c % S::KW * S::RG + rg) * S::DEPTH * stage_bytes + slot;
-            if (S::CL > 1) from[c] = planes_at(from[c], c / S::KW);
-        }
         const bool mine = tile < n_tiles && row < p.rows && row0 + row < p.n[j];
         const float bias = mine && p.bias[j] ? p.bias[j][row0 + row] : 0;
-        planes_take(ready, r & 1);
+        const float *from = (const float *)(smem_raw + (slots - base) + wg * S::PARTS * S::SLOT) +
+                            tid / 64 * 72 + tid % 64;
+        if (S::CL > 1)
+            planes_take(ready + 8 * wg, r & 1);
+        else
+            named_sync(5 + rg, 128 * S::KW);
 #pragma unroll
         for (int e = 0; e < (S::SHARE + 127) / 128; e++) {
             const int t = (part * S::SHARE + e * 128 + tid) / 64;
             if (!mine || e * 128 + tid >= S::SHARE || t >= tokens) break;
             float sum = bias;
 #pragma unroll
-            for (int c = 0; c < S::PARTS; c++)
-                sum += planes_load(from[c] + (t * S::SUMS_PITCH + row) * 4);
+            for (int c = 0; c < S::PARTS; c++) sum += from[c * S::SLOT / 4 + e * 144];
             sop_store_any(p.y, p.y_dtype, t * p.y_stride + at + row0 + row, sum);
         }
-        __syncwarp();
-        if (lane < S::CL) planes_give(done, lane);
-        /* nobody goes, nor is the place filled, before the others have read it */
-        planes_take(done, r & 1);
-        fence_async();
-        if (k_units > 0) fill();
+        if (r + 1 == rounds) return;
+        if (S::CL > 1) {
+            named_sync(1 + wg, 128);
+            if (tid < S::CL) planes_give(done, tid);
+        } else {
+            named_sync(5 + rg, 128 * S::KW);
+        }
     }
 }
 

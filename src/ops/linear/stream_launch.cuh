@@ -14,7 +14,7 @@ static inline const char *sop_stream_refuse(const sop_linear_desc *d)
     if (d->tokens > STREAM_TOKENS) return "too many tokens";
     if (d->n[0] + d->n[1] + d->n[2] > 1 << 22) return "over 4194304 rows";
     if (d->k > 1 << 20) return "over 1048576 columns";
-    if (d->x_dtype != SOP_F32 && d->x_stride % 8)
+    if (d->x_dtype != SOP_F32 && d->x_stride % (d->x_dtype == SOP_F8 ? 16 : 8))
         return "rows of x are no multiple of 16 bytes apart";
     return NULL;
 }
@@ -65,6 +65,7 @@ template <typename S> static inline sop_status sop_stream_run(const sop_call *ca
         if (s != SOP_OK) return s;
         x = staged;
     }
+    if (S::CODES) a.x_scale = (const float *)call->args[SOP_LINEAR_X_SCALE].data;
     a.live = (const int32_t *)call->args[SOP_LINEAR_LIVE].data;
     a.y = call->args[SOP_LINEAR_Y].data;
     a.partial = (float *)call->scratch;
@@ -73,7 +74,9 @@ template <typename S> static inline sop_status sop_stream_run(const sop_call *ca
     a.y_dtype = d->y_dtype;
     a.tokens = (int32_t)d->tokens;
     a.k = (int32_t)d->k;
-    sop_status s = sop_tensor_map_2d(&maps.x, std::is_same<T, __half>::value ? SOP_F16 : SOP_BF16,
+    sop_status s =
+        S::CODES ? sop_linear_codes_map(&maps.x, x, d->tokens, d->k, x_stride, S::COLUMNS)
+                 : sop_tensor_map_2d(&maps.x, std::is_same<T, __half>::value ? SOP_F16 : SOP_BF16,
                                      x, S::PLANES * d->tokens, d->k, x_stride, S::COLUMNS);
     for (int j = 0; j < 3 && s == SOP_OK; j++) {
         const void *w = call->args[SOP_LINEAR_W0 + j].data;

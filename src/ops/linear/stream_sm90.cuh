@@ -14,7 +14,8 @@
  * the others lie as in memory, 4 words off a multiple of 32, so that the words of 8 rows that a warp reads at
  * once lie in 32 banks; they become 16-bit floats in registers, exactly, while the block of 128 columns
  * before is multiplied from there, and the f32 sums of a block are scaled when it ends. A lane has columns
- * 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of each 16, halves of two words.
+ * 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of each 16, halves of two words. Where x has codes too, those of weights
+ * are multiplied as they are, 32 columns at a time, of which a lane has two words.
  *
  * x in f32 comes as three bf16 that sum to it and meet in one sum: the products are those of f32. Weights
  * are nobody's result: the rings fill with them while the kernel before still runs. */
@@ -28,11 +29,13 @@
 #include "ops/linear/skinny.cuh"
 
 struct stream_maps {
-    CUtensorMap x, w[3]; /* of 16-bit elements; where weights are narrower, of words of 32 bits */
+    CUtensorMap x,
+        w[3]; /* of 16-bit elements, x also of codes; narrower weights as words of 32 bits */
 };
 
 struct stream_args {
     const float *bias[3]; /* NULL: none */
+    const float *x_scale; /* of the tokens of codes; NULL: 1 */
     const int32_t *live;
     void *y;
     float *partial;    /* [CTAs][2][WGS][COLUMNS / 2][128] */
@@ -43,24 +46,25 @@ struct stream_args {
 
 // clang-format off
 /* d[64, N] = a b^T + (add ? d : 0): a in registers, b K-major in shared memory. */
-#define STREAM_MMA_OF(T, TYPE, N, REGS, A0, A1, A2, A3, B, ADD, ...) \
+#define STREAM_MMA_OF(T, TYPE, K, TURNED, N, REGS, A0, A1, A2, A3, B, ADD, ...) \
     SOP_DEV void stream_mma(T, float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) \
     { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n" \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS \
-                     "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1, 0;\n}" \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k" K ".f32." TYPE "." TYPE " {" REGS \
+                     "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p, 1, 1" TURNED ";\n}" \
                      : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
     }
-#define STREAM_MMA(T, TYPE) \
-    STREAM_MMA_OF(T, TYPE, 8, R4, 4, 5, 6, 7, 8, 9, F4(0)) \
-    STREAM_MMA_OF(T, TYPE, 16, R8, 8, 9, 10, 11, 12, 13, F8(0)) \
-    STREAM_MMA_OF(T, TYPE, 32, R16, 16, 17, 18, 19, 20, 21, F8(0), F8(8)) \
-    STREAM_MMA_OF(T, TYPE, 64, R32, 32, 33, 34, 35, 36, 37, F32(0))
-STREAM_MMA(__nv_bfloat16, "bf16")
-STREAM_MMA(__half, "f16")
+#define STREAM_MMA(T, TYPE, K, TURNED) \
+    STREAM_MMA_OF(T, TYPE, K, TURNED, 8, R4, 4, 5, 6, 7, 8, 9, F4(0)) \
+    STREAM_MMA_OF(T, TYPE, K, TURNED, 16, R8, 8, 9, 10, 11, 12, 13, F8(0)) \
+    STREAM_MMA_OF(T, TYPE, K, TURNED, 32, R16, 16, 17, 18, 19, 20, 21, F8(0), F8(8)) \
+    STREAM_MMA_OF(T, TYPE, K, TURNED, 64, R32, 32, 33, 34, 35, 36, 37, F32(0))
+STREAM_MMA(__nv_bfloat16, "bf16", "16", ", 0")
+STREAM_MMA(__half, "f16", "16", ", 0")
+STREAM_MMA(uint8_t, "e4m3", "32", "")
 // clang-format on
 
-/* How x goes into products. */
+/* How x goes into products. Of codes its type is uint8_t. */
 template <typename X> struct stream_x {
     typedef X type;
     enum { PLANES = 1 };
@@ -87,6 +91,8 @@ struct stream_shape {
         SETS = SETS_,
         CTAS = CTAS_,
         PLAIN = FORMAT == SOP_BF16 || FORMAT == SOP_F16,
+        CODES = sizeof(X) == 1, /* e4m3, as are those of the weights */
+        STEPS = CODES ? 4 : 8,  /* products of a block */
         PLANES = stream_x<X>::PLANES,
         ROWS = 64 * WGS,
         THREADS = 128 * WGS,
@@ -94,13 +100,15 @@ struct stream_shape {
         WORDS = K / 128 * BLOCK_WORDS,   /* of a row of a unit */
         PITCH = (WORDS + 3) / 8 * 8 + 4, /* words from row to row, and what a box has of it */
         STAGE = PLAIN ? 64 * K * 2 : 64 * PITCH * 4,
-        X_STAGE = PLANES * COLUMNS * X_K * 2,
+        X_BOX = CODES ? 128 : 64, /* columns of 128 bytes */
+        X_STAGE = PLANES * COLUMNS * X_K / X_BOX * 128,
         ROOM = (CTAS == 1 ? 227 : 113) * 1024 - 512, /* of barriers */
         DEPTH = (ROOM - X_DEPTH * X_STAGE) / (WGS * STAGE),
         SMEM = 512 + X_DEPTH * X_STAGE + WGS * DEPTH * STAGE
     };
     static_assert(DEPTH >= 2 && X_DEPTH >= 2, "rings are rings");
     static_assert(8 * (WGS * DEPTH + 2 * X_DEPTH) + 16 * WGS <= 512, "barriers have their room");
+    static_assert(!CODES || FORMAT == SOP_F8_128, "codes meet codes");
     static_assert(PLAIN ? K == X_K : K % 256 == 0 && K % X_K == 0,
                   "blocks alternate between two sets of registers");
     /* of products */
@@ -135,13 +143,14 @@ SOP_DEV void stream_load_x(const stream_maps &maps, const stream_args &p, uint32
 {
     mbar_expect_tx(bar, S::X_STAGE);
     for (int q = 0; q < S::PLANES; q++)
-        for (int i = 0; i < S::X_K / 64; i++, to += S::COLUMNS * 128)
-            tma_load_2d(to, &maps.x, at + i * 64, q * p.tokens, bar);
+        for (int i = 0; i < S::X_K / S::X_BOX; i++, to += S::COLUMNS * 128)
+            tma_load_2d(to, &maps.x, at + i * S::X_BOX, q * p.tokens, bar);
 }
 
-/* A block of 128 columns of the lane's rows g (0) and g + 8 (1): 16-bit floats for 8 products, scales. */
+/* A block of 128 columns of the lane's rows g (0) and g + 8 (1): 16-bit floats for 8 products, or codes as
+ * they are for 4, and scales. */
 template <typename S>
-SOP_DEV void stream_decode(const uint8_t *row, uint32_t (&a)[8][4], float (&scale)[2])
+SOP_DEV void stream_decode(const uint8_t *row, uint32_t (&a)[S::STEPS][4], float (&scale)[2])
 {
     typedef quant_pair<typename S::T> P;
     const int c = threadIdx.x % 4;
@@ -149,7 +158,7 @@ SOP_DEV void stream_decode(const uint8_t *row, uint32_t (&a)[8][4], float (&scal
 #pragma unroll
     for (int r = 0; r < 2; r++, row += 8 * S::PITCH * 4) {
         const uint32_t head = *(const uint32_t *)row;
-        const uint32_t *words = (const uint32_t *)row + 1 + c / 2;
+        const uint32_t *words = (const uint32_t *)row + 1 + (S::CODES ? c : c / 2);
         if constexpr (S::FORMAT == SOP_I4_128) {
             const uint32_t zero = __byte_perm(head, 0, 0x4242) | (P::MAGIC | P::SIGNS);
             scale[r] = __half2float(__ushort_as_half((unsigned short)head));
@@ -161,6 +170,10 @@ SOP_DEV void stream_decode(const uint8_t *row, uint32_t (&a)[8][4], float (&scal
                 a[2 * i + 1][r] = quant_u4<typename S::T>(w >> 4, zero);
                 a[2 * i + 1][2 + r] = quant_u4<typename S::T>(w >> 12, zero);
             }
+        } else if constexpr (S::CODES) {
+            scale[r] = __uint_as_float(head);
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[i][r] = words[8 * i], a[i][2 + r] = words[8 * i + 4];
         } else {
             scale[r] = __uint_as_float(head);
 #pragma unroll
@@ -173,16 +186,17 @@ SOP_DEV void stream_decode(const uint8_t *row, uint32_t (&a)[8][4], float (&scal
     }
 }
 
-/* part = 8 products of a block's registers with x there. */
+/* part = the products of a block's registers with x there. */
 template <typename S>
-SOP_DEV void stream_block(const uint32_t (&a)[8][4], uint32_t x, float (&part)[S::COLUMNS / 2])
+SOP_DEV void stream_block(const uint32_t (&a)[S::STEPS][4], uint32_t x,
+                          float (&part)[S::COLUMNS / 2])
 {
     wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < 8; s++)
+    for (int s = 0; s < S::STEPS; s++)
 #pragma unroll
         for (int q = S::PLANES - 1; q >= 0; q--) {
-            const uint64_t b = desc_k_major(x + (q * S::X_K / 64 + s / 4) * S::COLUMNS * 128);
+            const uint64_t b = desc_k_major(x + (q * S::X_K / S::X_BOX + s / 4) * S::COLUMNS * 128);
             stream_mma(typename S::T(), part, a[s], desc_advance(b, s % 4 * 32),
                        s > 0 || q < S::PLANES - 1);
         }
@@ -218,10 +232,12 @@ SOP_DEV int stream_token(int i, int tid)
     return i / 4 * 8 + tid % 4 * 2 + i % 2;
 }
 /* y of a row of the warpgroup's part of the tile of w. */
+template <typename S>
 SOP_DEV void stream_store(const stream_args &p, const stream_walk &w, int row, int token,
                           int tokens, float sum)
 {
     if (row >= p.n[w.j] || token >= tokens) return;
+    if (S::CODES && p.x_scale) sum *= p.x_scale[token];
     if (p.bias[w.j]) sum += p.bias[w.j][row];
     sop_store_any(p.y, p.y_dtype, token * p.y_stride + w.at + row, sum);
 }
@@ -303,8 +319,8 @@ SOP_DEV void stream_sum(const stream_args &p, const stream_walk &w, const stream
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int i = v / 32, tid = v % 32 * 4 + e;
-            stream_store(p, w, w.row + wg * 64 + stream_row(i, tid), stream_token(i, tid), tokens,
-                         of[e]);
+            stream_store<S>(p, w, w.row + wg * 64 + stream_row(i, tid), stream_token(i, tid),
+                            tokens, of[e]);
         }
     }
 }
@@ -426,8 +442,8 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
         if (from == 0 && v.kb == nk - 1) {
 #pragma unroll
             for (int i = 0; i < SUMS; i++)
-                stream_store(p, v, v.row + wg * 64 + stream_row(i, tid), stream_token(i, tid),
-                             tokens, acc[i]);
+                stream_store<S>(p, v, v.row + wg * 64 + stream_row(i, tid), stream_token(i, tid),
+                                tokens, acc[i]);
         } else {
             const int slot = v.tile != begin / nk;
             stream_put<S>(p, v.tile, slot, tokens, wg, before_part, acc);
@@ -465,8 +481,13 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
         }
         share();
     } else {
-        enum { BLOCKS = S::K / 128, X_BLOCKS = S::X_K / 128, SETS = S::SETS };
-        uint32_t a[SETS][8][4];
+        enum {
+            BLOCKS = S::K / 128,
+            X_BLOCKS = S::X_K / 128,
+            X_BLOCK = 128 / S::X_BOX * S::COLUMNS * 128, /* bytes */
+            SETS = S::SETS
+        };
+        uint32_t a[SETS][S::STEPS][4];
         float scale[2][2] = {}, part[SUMS] = {};
         /* ends the product of block b */
         auto settle = [&](int b) {
@@ -496,8 +517,8 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
                         give_back();
                     }
                     if (b % X_BLOCKS == 0) mbar_wait(x_full + 8 * x_stage, x_phase);
-                    stream_block<S>(
-                        a[0], x_at + x_stage * S::X_STAGE + b % X_BLOCKS * S::COLUMNS * 256, part);
+                    stream_block<S>(a[0], x_at + x_stage * S::X_STAGE + b % X_BLOCKS * X_BLOCK,
+                                    part);
                     settle(b);
                     if (b % X_BLOCKS < X_BLOCKS - 1) continue;
                     if (lane == 0) mbar_arrive(x_empty + 8 * x_stage);
@@ -536,8 +557,7 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
                     }
                     if (b % X_BLOCKS == 0) mbar_wait(x_full + 8 * x_stage, x_phase);
                     stream_block<S>(a[b % SETS],
-                                    x_at + x_stage * S::X_STAGE + b % X_BLOCKS * S::COLUMNS * 256,
-                                    part);
+                                    x_at + x_stage * S::X_STAGE + b % X_BLOCKS * X_BLOCK, part);
                     if (b % X_BLOCKS == 0) fill_x(b > 0 || u > begin);
                     if (b % X_BLOCKS == X_BLOCKS - 1) {
                         x_before = x_stage;

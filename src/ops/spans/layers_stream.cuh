@@ -6,8 +6,8 @@
  *     norm | q k v, rope, append ~ attention of a KV head ~ its merge ~ output + residual
  *     ~ norm | gate, up, activation   meet   down + residual ~
  *
- * At ~ words go from CTA to CTA that say themselves that they are there: 8 bytes, a value and a stamp, the
- * number of the layer. So what is sent is there after one way through the memory system, where a counter and
+ * At ~ words go from CTA to CTA that say themselves that they are there: a value and a stamp, the number of
+ * the layer, in 8 or 4 bytes. So what is sent is there after one way through the memory system, where a counter and
  * what it stands for take three. Where all meet there is a counter, and whatever words were read before are
  * free to be sent again after it.
  *
@@ -25,10 +25,10 @@
  *     row 0, `piece` steps of 32 k | 64 bytes | row 1 ...
  *
  * so that thread (g = lane / 4, t = lane % 4) takes of row g the 16 bytes of k from 8 t on, without
- * conflicts; they are a B of mma.m16n8k16, because the order of k is free, and tokens are its rows. Two
- * streams of four warps take groups in turn, a warp every fourth step; when a group has ended, one warp of
- * the stream after the other adds the shares of all and writes what comes of them, but some groups later, when
- * the others have left theirs.
+ * conflicts; they are rows g and g + 8 of an A of mma.m16n8k16, because the order of k is free, and a token's
+ * halves two columns of its B. Two streams of four warps take groups in turn, a warp every fourth step; when
+ * a group has ended, one warp of the stream after the other adds the shares of all and writes what comes of
+ * them, but some groups later, when the others have left theirs.
  *
  * The last product has a long k: its slots come piece by piece of k, all groups of a CTA, so that a piece of
  * the tokens' rows is enough in shared memory; a warp brings them.
@@ -65,36 +65,50 @@ SOP_DEV float layer_bias(const layer_own &own, int at, int row)
 
 /* ---- what comes into shared memory ---- */
 
-/* The norm of all tokens, rows of words that lie 0, 2, 1, 3. Of a row a thread has runs of four values, every
+/* The norm of all tokens. Of a row a thread has runs of four values, every
  * 4 LAYER_THREADS of them, RUNS at most. squares: [LAYER_TOKENS][LAYER_WARPS] */
 template <typename T>
 SOP_DEV void layer_normed(uint8_t *xs, int pitch, const layer_args &p, const float *weights,
-                          float eps, float offset, const unsigned long long *mail, int stamp,
-                          int tokens, float *squares)
+                          float eps, float offset, const uint32_t *mail, int stamp, int tokens,
+                          float *squares)
 {
     enum { RUNS = 4, SIZE = 4 * LAYER_THREADS };
     static_assert(RUNS * SIZE == LAYER_WIDEST, "a row");
     const int from = layer_thread() * 4;
-    float4 kept[LAYER_TOKENS][RUNS] = {}, weight[RUNS];
+    uint4 kept[LAYER_TOKENS][RUNS] = {};
+    float4 weight[RUNS];
     auto place = [&](int j) { return from + j * SIZE; };
     auto near = [&](int j) { return min(place(j), p.d - 4); }; /* one that is there */
 #pragma unroll
     for (int j = 0; j < RUNS; j++) weight[j] = *(const float4 *)(weights + near(j));
+    bool all;
+    do {
+        all = true;
+#pragma unroll
+        for (int tok = 0; tok < LAYER_TOKENS; tok++) {
+            if (tok >= tokens) break;
+#pragma unroll
+            for (int j = 0; j < RUNS; j++)
+                kept[tok][j] = layer_look_x(mail + (int64_t)tok * p.d + near(j));
+        }
+#pragma unroll
+        for (int tok = 0; tok < LAYER_TOKENS; tok++) {
+            if (tok >= tokens) break;
+#pragma unroll
+            for (int j = 0; j < RUNS; j++) all &= layer_there(kept[tok][j], stamp);
+        }
+    } while (!all);
+    auto value = [&](int tok, int j) {
+        const uint4 w = kept[tok][j];
+        return make_float4(layer_x_of(w.x), layer_x_of(w.y), layer_x_of(w.z), layer_x_of(w.w));
+    };
 #pragma unroll
     for (int tok = 0; tok < LAYER_TOKENS; tok++) {
         if (tok >= tokens) break;
-        uint2 w[2 * RUNS];
-        layer_collect(w, mail + (int64_t)tok * p.d, stamp,
-                      [&](int i) { return near(i / 2) + i % 2 * 2; });
-#pragma unroll
-        for (int j = 0; j < RUNS; j++)
-            kept[tok][j] =
-                make_float4(__uint_as_float(w[2 * j].x), __uint_as_float(w[2 * j].y),
-                            __uint_as_float(w[2 * j + 1].x), __uint_as_float(w[2 * j + 1].y));
         float sum = 0;
 #pragma unroll
         for (int j = 0; j < RUNS; j++) {
-            const float4 v = kept[tok][j];
+            const float4 v = value(tok, j);
             if (place(j) < p.d) sum += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
         }
         sum = sop_warp_sum(sum);
@@ -111,16 +125,16 @@ SOP_DEV void layer_normed(uint8_t *xs, int pitch, const layer_args &p, const flo
         for (int j = 0; j < RUNS; j++) {
             const int i = place(j);
             if (i >= p.d) break;
-            const float4 v = kept[tok][j], w = weight[j];
-            uint32_t *to = (uint32_t *)(xs + tok * pitch + i / 8 * 16 + i / 4 % 2 * 4);
-            to[0] = sop_pack<T>(v.x * (offset + w.x) * scale, v.y * (offset + w.y) * scale);
-            to[2] = sop_pack<T>(v.z * (offset + w.z) * scale, v.w * (offset + w.w) * scale);
+            const float4 v = value(tok, j), w = weight[j];
+            *(uint2 *)(xs + tok * pitch + i * 2) =
+                make_uint2(sop_pack<T>(v.x * (offset + w.x) * scale, v.y * (offset + w.y) * scale),
+                           sop_pack<T>(v.z * (offset + w.z) * scale, v.w * (offset + w.w) * scale));
         }
     }
     layer_sync(); /* the squares are free, the rows are there */
 }
 
-/* What the attention made, in rows as above. */
+/* What the attention made, in rows. */
 SOP_DEV void layer_attended(uint8_t *xs, int pitch, const unsigned long long *mail, int k,
                             int stamp, int tokens)
 {
@@ -136,8 +150,7 @@ SOP_DEV void layer_attended(uint8_t *xs, int pitch, const unsigned long long *ma
 #pragma unroll
             for (int j = 0; j < AT_ONCE; j++) {
                 const int quad = min(i + j * LAYER_THREADS, quads - 1);
-                uint32_t *to = (uint32_t *)(xs + tok * pitch + quad / 2 * 16 + quad % 2 * 4);
-                to[0] = w[j].x, to[2] = w[j].y;
+                *(uint2 *)(xs + tok * pitch + quad * 8) = w[j];
             }
         }
     layer_sync();
@@ -156,7 +169,7 @@ SOP_DEV void layer_kept(const layer_args &p, const layer_plan &plan, int tokens,
         float x = p.x[tok * p.x_stride + row];
         if (p.first) x += sop_to_float(((const T *)p.first)[tok * p.first_stride + row]);
         own[i] = x;
-        layer_post(p.mail.x[0] + (int64_t)tok * p.d + row, __float_as_uint(x), 1);
+        layer_post_x(p.mail.x[0] + (int64_t)tok * p.d + row, x, 1);
     }
 }
 
@@ -185,8 +198,8 @@ struct layer_state {
 
 /* What the warps that compute do. */
 template <typename T, int HEAD>
-SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t *shared,
-                           float *squares, layer_state *states)
+SOP_DEV void layer_compute(const layer_args &p, layer_plan &plan, uint8_t *shared, float *squares,
+                           layer_state *states)
 {
     const int tid = layer_thread(), warp = tid / 32, grid = gridDim.x;
     const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
@@ -205,6 +218,7 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
     layer_biases<HEAD>(p, plan, 0, bias);
     grid_wait();
     if (tokens == 0) return;
+    layer_places(p, plan, plan.place);
     layer_kept<T>(p, plan, tokens, most, kept);
 #pragma unroll 1
     for (;;) {
@@ -233,12 +247,12 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
                      [&](int unit, int tok, float x, float y) {
                          const int at = unit - part.first;
                          if (product == 0) {
-                             layer_put_qkv<T, HEAD>(p, layer, turns, plan.slots[tok], unit, tok,
+                             layer_put_qkv<T, HEAD>(p, layer, turns, plan.kept[tok], unit, tok,
                                                     x + bias[at].x, y + bias[at].y);
                          } else if (product == 2) {
                              x += layer_bias(own, 4, unit);
                              y += layer_bias(own, 5, unit);
-                             ((T *)p.act_out)[tok * p.act_stride + layer_place(unit)] =
+                             ((T *)p.act_out)[tok * p.act_stride + unit] =
                                  sop_from_float<T>(sop_act_of(p.act, x) * y);
                          } else { /* the residual */
                              float &was = kept[tok * most + at];
@@ -247,8 +261,8 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
                              const T rounded = sop_from_float<T>(x);
                              if (to < p.layers) {
                                  was += product == 1 ? x : sop_to_float(rounded);
-                                 layer_post(p.mail.x[product == 1] + (int64_t)tok * p.d + unit,
-                                            __float_as_uint(was), to + 1);
+                                 layer_post_x(p.mail.x[product == 1] + (int64_t)tok * p.d + unit,
+                                              was, to + 1);
                              } else {
                                  ((T *)p.y)[tok * p.y_stride + unit] = rounded;
                                  p.x[tok * p.x_stride + unit] = was;
@@ -266,11 +280,10 @@ SOP_DEV void layer_compute(const layer_args &p, const layer_plan &plan, uint8_t 
             layer_biases<HEAD>(p, plan, layer + 1, bias);
     }
     /* all words were read before the last meeting */
-    const int64_t words =
-        ((int64_t)2 * p.d + (p.heads * 2 + 2 * p.kv_heads) * (HEAD / 2)) * p.tokens;
+    const int64_t words = ((int64_t)p.d + (p.heads * 2 + 2 * p.kv_heads) * (HEAD / 2)) * p.tokens;
     for (int64_t i = (int64_t)blockIdx.x * LAYER_THREADS + tid; i < words;
          i += (int64_t)grid * LAYER_THREADS)
-        p.mail.x[0][i] = 0;
+        ((unsigned long long *)p.mail.x[0])[i] = 0;
     if (tid == 0 && atomicAdd(p.met + 1, 1) == grid - 1)
         p.met[0] = p.met[1] = 0; /* all are through */
 }
@@ -303,7 +316,7 @@ static __global__ __launch_bounds__(LAYER_ALL, 1) void sop_layers_stream_sm90(
     const int tokens = (int)sop_live_rows(p.live_tokens, p.tokens);
     if (tid < tokens) {
         plan.keys[tid] = layer_keys_of(p.attention, tid);
-        plan.slots[tid] = p.slots[tid];
+        plan.kept[tid] = layer_kept_at(p, tid);
     }
     if (tid / 32 == 1 && tid % 32 < 4) plan.part[tid % 32] = layer_part_of(p, tid % 32);
     if (tid == 64 && tokens > 0) plan.duty = layer_duty_of(p, tokens);

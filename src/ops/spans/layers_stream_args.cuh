@@ -19,7 +19,6 @@ enum {
         LAYER_WARPS / LAYER_STREAMS, /* warps of a stream: of a row each has every fourth step, */
     LAYER_EACH = 14,                 /* so many of them at once */
     LAYER_NEXT = LAYER_SHARE * 64,   /* bytes from one to the next */
-    LAYER_BATCH = 7,                 /* steps of x in registers */
     LAYER_SLOT = 16512,              /* bytes of a slot, about: two rows of 4,096 */
     LAYER_SLOTS = 40,                /* at most */
     LAYER_SUMS = 8,                  /* groups whose sums wait to be added */
@@ -29,7 +28,7 @@ enum {
     LAYER_MOST = 32,                 /* layers of a launch */
     LAYER_ASKERS = 3,                /* threads that ask for weights */
     LAYER_LEAST = 8,                 /* slots of a group, where a slot has a row */
-    LAYER_WINDOW = 60 * 1024,        /* bytes on their way: bench/gpu/h200.md */
+    LAYER_WINDOW = 48 * 1024,        /* bytes on their way: bench/gpu/h200.md */
     LAYER_UNITS = 4,                 /* of 16 keys, of a CTA, before another takes part */
     LAYER_SLICE = 32,                /* channels that a warp merges */
     LAYER_AT_ONCE = 4,               /* warps of a CTA whose results are merged at once */
@@ -72,11 +71,12 @@ struct layer_map {
     int x_slot, x_slots; /* of the last product's factors */
 };
 
-/* Words from CTA to CTA, as 8 bytes: the residual as norm 0 and 1 read it [tokens, d], q k v
- * [tokens, pairs of channels], attention's result [tokens, two channels each]; and, as floats, what a CTA
- * has of it, see layer_part_at(). All zero before and after. */
+/* Words from CTA to CTA, as 8 bytes: q k v [tokens, pairs of channels], attention's result [tokens, two
+ * channels each]; as 4 bytes: the residual as norm 0 and 1 read it [tokens, d]; and, as floats, what a CTA
+ * has of the attention, see layer_part_at(). All zero before and after. */
 struct layer_mail {
-    unsigned long long *x[2], *qkv, *att;
+    uint32_t *x[2];
+    unsigned long long *qkv, *att;
     float *parts;
 };
 
@@ -168,8 +168,8 @@ static inline __host__ layer_mail layer_mail_of(void *at, int tokens, int d, int
                                                 int kv_heads, int grid, int64_t *bytes)
 {
     layer_mail m;
-    unsigned long long *word = (unsigned long long *)at;
-    for (int i = 0; i < 2; i++) m.x[i] = word, word += (int64_t)tokens * d;
+    for (int i = 0; i < 2; i++) m.x[i] = (uint32_t *)at + (int64_t)i * tokens * d;
+    unsigned long long *word = (unsigned long long *)at + (int64_t)tokens * d;
     m.qkv = word, word += (int64_t)tokens * (heads + 2 * kv_heads) * (HEAD / 2);
     m.att = word, word += (int64_t)tokens * heads * (HEAD / 2);
     m.parts = (float *)word;
@@ -226,6 +226,32 @@ SOP_DEV void layer_post(unsigned long long *to, uint32_t x, int stamp)
                  : "memory");
 }
 
+/* The residual, whose last 8 bits make place for the stamp: 16 are left, of which the norm keeps 8 or 11. */
+SOP_DEV void layer_post_x(uint32_t *to, float x, int stamp)
+{
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to),
+                 "r"((__float_as_uint(x) & ~0xffu) | (uint32_t)stamp)
+                 : "memory");
+}
+/* Four of them, whether they are there or not. */
+SOP_DEV uint4 layer_look_x(const uint32_t *from)
+{
+    uint4 w;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                 : "l"(from)
+                 : "memory");
+    return w;
+}
+SOP_DEV bool layer_there(const uint4 &w, uint32_t stamp)
+{
+    return (((w.x ^ stamp) | (w.y ^ stamp) | (w.z ^ stamp) | (w.w ^ stamp)) & 0xff) == 0;
+}
+SOP_DEV float layer_x_of(uint32_t word)
+{
+    return __uint_as_float(word & ~0xffu);
+}
+
 /* N pairs of words, once all are there: their values. at(i): how far from `from` pair i is. */
 template <int N, typename At>
 SOP_DEV void layer_collect(uint2 (&to)[N], const unsigned long long *from, int stamp, At at)
@@ -255,11 +281,21 @@ enum { LAYER_SINGLE, LAYER_PAIRS, LAYER_HALVES };
 
 /* What a CTA has of a product. */
 struct layer_part {
-    int kind, first, last, each; /* units; of a group */
-    int groups, pieces;
-    int steps, piece, pitch; /* of 32 k: all, of a slot; bytes of a row there */
-    int rows;                /* of a slot */
+    int kind, first, last, each;    /* units; of a group */
+    int next;                       /* units from a group to the next */
+    int groups, pieces, turn;       /* turn: the piece that is first */
+    int steps, piece, pitch;        /* of 32 k: all, of a slot; bytes of a row there */
+    int rows;                       /* of a slot; rows_th: 65,536 by it, rounded up */
+    int rows_th, slots, last_slots; /* slots of a piece of a group, and of the last */
+    int passes, inner;              /* through all groups; pieces of a group in each */
+    int pass_slots, pass_turns;     /* by how much a pass turns the ring */
 };
+/* Where piece i of a CTA's turn begins, in steps. */
+SOP_DEV int layer_piece_at(const layer_part &part, int i)
+{
+    i += part.turn;
+    return (i < part.pieces ? i : i - part.pieces) * part.piece;
+}
 SOP_DEV layer_part layer_part_of(const layer_args &p, int product)
 {
     const layer_shape &w = p.shape[product];
@@ -267,18 +303,31 @@ SOP_DEV layer_part layer_part_of(const layer_args &p, int product)
     layer_part part;
     part.kind = product == 0 ? LAYER_HALVES : product == 2 ? LAYER_PAIRS : LAYER_SINGLE;
     const uint32_t n = part.kind == LAYER_HALVES ? (w.n[0] + w.n[1] + w.n[2]) / 2 : w.n[0];
-    part.first = (int)(n * cta / grid);
-    part.last = (int)(n * (cta + 1) / grid);
-    const int own = part.last - part.first, groups = max(1, (own + LAYER_ROWS - 1) / LAYER_ROWS);
-    part.each = part.kind != LAYER_SINGLE ? LAYER_ROWS / 2 : max(1, (own + groups - 1) / groups);
-    part.groups = (own + part.each - 1) / part.each;
+    part.each = part.kind == LAYER_SINGLE ? LAYER_ROWS : LAYER_ROWS / 2;
+    if (product == 2) { /* all CTAs side by side */
+        part.first = (int)cta * part.each, part.last = (int)n, part.next = (int)grid * part.each;
+    } else {
+        part.first = (int)(n * cta / grid), part.last = (int)(n * (cta + 1) / grid);
+        part.next = part.each;
+    }
+    part.groups = max(0, (part.last - part.first + part.next - 1) / part.next);
     part.steps = w.k / 32;
 
     part.piece = layer_piece(w.k, product == 3 ? p.map.deep : p.map.piece);
     part.pieces = (part.steps + part.piece - 1) / part.piece;
+    part.turn = product == 3 ? (int)cta % part.pieces : 0;
     part.pitch = layer_pitch(part.piece * 32);
 
     part.rows = min((int)LAYER_ROWS, p.map.slot / part.pitch);
+    part.rows_th = (65536 + part.rows - 1) / part.rows;
+    const int wide = part.kind == LAYER_SINGLE ? 1 : 2; /* rows of a unit */
+    const int rest = part.last - (part.first + (part.groups - 1) * part.next);
+    part.slots = (part.each * wide + part.rows - 1) / part.rows;
+    part.last_slots = (min(part.each, rest) * wide + part.rows - 1) / part.rows;
+    part.passes = product == 3 ? part.pieces : 1, part.inner = part.pieces / part.passes;
+    const int all =
+        part.groups ? ((part.groups - 1) * part.slots + part.last_slots) * part.inner : 0;
+    part.pass_slots = all % p.ring, part.pass_turns = all / p.ring % 2;
     return part;
 }
 /* Rows of the group that begins at a unit. */
@@ -291,12 +340,18 @@ SOP_DEV int layer_rows_of(const layer_part &part, int unit)
 struct layer_duty {
     int kv_head, tok, first, each; /* kv_head -1: nothing */
 };
-/* What a CTA has of a layer. */
+/* Where 16 keys and values of a KV head lie, in bytes from where a layer's begin. */
+struct layer_place {
+    int64_t k, v;
+};
+/* What a CTA has of a layer. place: of the warps' first units. */
 struct layer_plan {
     layer_part part[4];
+    layer_place place[LAYER_WARPS];
+    layer_place
+        kept[LAYER_TOKENS]; /* where the step's own keys and values go, of head 0; k < 0: nowhere */
     layer_duty duty;
     layer_keys keys[LAYER_TOKENS];
-    int slots[LAYER_TOKENS];
 };
 
 /* Where a warp is in the ring. */

@@ -6,8 +6,8 @@
 
 /* A channel and its partner of a head, to those that attend; of a key or a value, into a page of the cache. */
 template <typename T, int HEAD>
-SOP_DEV void layer_put_qkv(const layer_args &p, int layer, const float2 *turns, int slot, int unit,
-                           int tok, float x, float y)
+SOP_DEV void layer_put_qkv(const layer_args &p, int layer, const float2 *turns,
+                           const layer_place &kept, int unit, int tok, float x, float y)
 {
     const decode_args &a = p.attention;
     const int head = unit / (HEAD / 2), i = unit % (HEAD / 2), heads = p.heads + p.kv_heads;
@@ -21,12 +21,10 @@ SOP_DEV void layer_put_qkv(const layer_args &p, int layer, const float2 *turns, 
     const T both[2] = {u, v};
     const int units = (heads + p.kv_heads) * (HEAD / 2);
     layer_post(p.mail.qkv + (int64_t)tok * units + unit, *(const uint32_t *)both, layer + 1);
-    const int page = slot / a.page, place = slot % a.page;
-    if (head < p.heads || slot < 0 || page >= p.pages) return;
-    T *to = head < heads ? (T *)p.own[layer].k_pool + page * a.kp_page + place * a.kp_token +
-                               (head - p.heads) * a.kp_head
-                         : (T *)p.own[layer].v_pool + page * a.vp_page + place * a.vp_token +
-                               (head - heads) * a.vp_head;
+    if (head < p.heads || kept.k < 0) return;
+    T *to = head < heads
+                ? (T *)((uint8_t *)p.own[layer].k_pool + kept.k) + (head - p.heads) * a.kp_head
+                : (T *)((uint8_t *)p.own[layer].v_pool + kept.v) + (head - heads) * a.vp_head;
     to[i] = u;
     to[i + HEAD / 2] = v;
 }
@@ -94,17 +92,42 @@ template <int HEAD> SOP_DEV void layer_rows_v(const layer_unit &from, decode_reg
     }
 }
 
-/* The same, into the L2: a lane a line of 128 bytes. */
-template <int HEAD> SOP_DEV void layer_soon(const layer_unit &from)
+/* Where a token's own keys and values go. */
+SOP_DEV layer_place layer_kept_at(const layer_args &p, int tok)
 {
-    enum { LINES = HEAD / 64 };
-#pragma unroll
-    for (int i = 0; i < LINES; i++) {
-        const int line = layer_thread() % 32 + 32 * i, row = line / LINES % 16;
-        const uint8_t *at =
-            line < 16 * LINES ? from.k + row * from.k_next : from.v + row * from.v_next;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + line % LINES * 128));
-    }
+    const decode_args &a = p.attention;
+    const int slot = p.slots[tok], page = slot / a.page, at = slot - page * a.page;
+    if (slot < 0 || page >= p.pages) return {-1, -1};
+    return {2 * (page * a.kp_page + at * a.kp_token), 2 * (page * a.vp_page + at * a.vp_token)};
+}
+
+/* Where a unit of a token's keys lies. Pages have a multiple of 16 tokens. */
+SOP_DEV layer_place layer_place_of(const decode_args &a, const layer_keys &k, int kv_head, int unit)
+{
+    const int key = (k.lo / DECODE_UNIT + unit) * DECODE_UNIT, i = key / a.page,
+              at = key - i * a.page;
+    const int64_t page = a.a.table[(int64_t)k.seq * a.table_stride + i];
+    return {2 * (page * a.kp_page + at * a.kp_token + kv_head * a.kp_head),
+            2 * (page * a.vp_page + at * a.vp_token + kv_head * a.vp_head)};
+}
+
+/* CTAs that a token's keys are shared out to, a unit each in turn. */
+SOP_DEV int layer_ctas(const layer_duty &duty, const layer_keys &k)
+{
+    return min(duty.each,
+               (k.units + LAYER_UNITS) / LAYER_UNITS); /* one more: the step's own keys */
+}
+
+/* Where each warp's first unit lies, which is the same in all layers. */
+SOP_DEV void layer_places(const layer_args &p, const layer_plan &plan, layer_place *to)
+{
+    const int warp = layer_thread() / 32;
+    const layer_duty duty = plan.duty;
+    if (duty.kv_head < 0) return;
+    const layer_keys k = plan.keys[duty.tok];
+    const int unit = (int)blockIdx.x - duty.first + warp * layer_ctas(duty, k);
+    if (unit < k.units) to[warp] = layer_place_of(p.attention, k, duty.kv_head, unit);
+    __syncwarp();
 }
 
 /* Where a CTA's part of a head is sent, of the channels that are merged together: their sums, then the
@@ -182,28 +205,23 @@ SOP_DEV void layer_attend(const layer_args &p, const layer_plan &plan, int layer
     const int cta = layer_anew(blockIdx.x), rank = cta - duty.first;
     const layer_keys k = plan.keys[tok];
     const int all = k.units + 1; /* with that of the step's own keys */
-    const int ctas = min(each, (all + LAYER_UNITS - 1) / LAYER_UNITS);
+    const int ctas = layer_ctas(duty, k);
     const int mine = rank < ctas ? (all - rank + ctas - 1) / ctas : 0;
     const float k2 = a.cap > 0 ? 1 : a.scale * 1.44269504f;
     if (mine) {
         decode_regs<HEAD> cur;
         layer_unit from = {};
-        auto find =
-            [&](int unit) { /* pages have a multiple of 16 tokens */
-                            const layer_own &own = p.own[layer];
-                            const int key = (k.lo / DECODE_UNIT + unit) * DECODE_UNIT;
-                            const int i = key / a.page, at = key - i * a.page;
-                            const int64_t page = a.a.table[(int64_t)k.seq * a.table_stride + i];
-                            from.k = (const uint8_t *)own.k_pool +
-                                     2 * (page * a.kp_page + at * a.kp_token + kv_head * a.kp_head);
-                            from.v = (const uint8_t *)own.v_pool +
-                                     2 * (page * a.vp_page + at * a.vp_token + kv_head * a.vp_head);
-                            from.k_next = 2 * a.kp_token, from.v_next = 2 * a.vp_token;
-            };
-        if (warp < mine && rank + warp * ctas < k.units) {
-            find(rank + warp * ctas);
-            layer_soon<HEAD>(from);
-        }
+        auto place = [&](int unit, const layer_place &at) {
+            const int key = (k.lo / DECODE_UNIT + unit) * DECODE_UNIT;
+            from = {(const uint8_t *)p.own[layer].k_pool + at.k,
+                    (const uint8_t *)p.own[layer].v_pool + at.v, 2 * a.kp_token, 2 * a.vp_token};
+            cur.lo = k.lo - key, cur.hi = k.old - key;
+        };
+        /* the first unit of the cache is asked for before the queries are there */
+        cur.lo = cur.hi = cur.at = 0;
+        if (rank + warp * ctas < k.units) place(rank + warp * ctas, plan.place[warp]);
+        layer_rows_k(from, cur);
+        layer_rows_v(from, cur);
         /* queries, keys and values of the step, two pairs of channels a word and a thread */
         enum { AT_ONCE = 2 };
         static_assert((DECODE_GROUP + 2 * LAYER_TOKENS) * HALF / 2 <= AT_ONCE * LAYER_THREADS,
@@ -238,17 +256,18 @@ SOP_DEV void layer_attend(const layer_args &p, const layer_plan &plan, int layer
         const float none[2] = {};
 #pragma unroll 1
         for (int j = warp; j < mine; j += LAYER_WARPS) {
-            const int unit = rank + j * ctas, key = (k.lo / DECODE_UNIT + unit) * DECODE_UNIT;
-            cur.lo = k.lo - key, cur.hi = k.old - key, cur.at = 0;
+            const int unit = rank + j * ctas;
             if (unit == k.units) {
                 from = {(const uint8_t *)sh.k, (const uint8_t *)sh.v, sizeof sh.k[0],
                         sizeof sh.v[0]};
                 cur.lo = k.new_lo, cur.hi = k.new_hi;
             } else if (j != warp) {
-                find(unit);
+                place(unit, layer_place_of(a, k, kv_head, unit));
             }
-            layer_rows_k(from, cur);
-            layer_rows_v(from, cur);
+            if (unit == k.units || j != warp) {
+                layer_rows_k(from, cur);
+                layer_rows_v(from, cur);
+            }
             decode_unit<T, T, HEAD, false>(
                 a, cur, none, none, o, m, l, [](int) {}, qf, [] {});
         }

@@ -35,8 +35,8 @@ SOP_DEV void layer_slots(const layer_args &p, const layer_plan &plan, Visit visi
         for (int product = 0; product < 4; product++) {
             const layer_part part = plan.part[product];
             const int all = part.steps * 64, piece = part.piece * 64, at = p.shape[product].at;
-            const char *const base[2] = {(const char *)p.own[layer].w[at],
-                                         (const char *)p.own[layer].w[at + (product == 2)]};
+            const char *const first = (const char *)p.own[layer].w[at];
+            const char *const second = (const char *)p.own[layer].w[at + (product == 2)];
             auto group = [&](int u, int s) {
                 const int rows = layer_rows_of(part, u);
 #pragma unroll 1
@@ -48,19 +48,21 @@ SOP_DEV void layer_slots(const layer_args &p, const layer_plan &plan, Visit visi
                             if (product == 0)
                                 return layer_row<T, HEAD>(p, layer, u + row / 2, row % 2) + s;
                             if (product == 2)
-                                return base[row % 2] + (int64_t)(u + row / 2) * all + s;
-                            return base[0] + (int64_t)(u + row) * all + s;
+                                return (row % 2 ? second : first) + (int64_t)(u + row / 2) * all +
+                                       s;
+                            return first + (int64_t)(u + row) * all + s;
                         },
                         min(piece, all - s), part.pitch);
             };
             if (product == 3) { /* piece by piece of k */
 #pragma unroll 1
-                for (int s = 0; s < all; s += piece)
+                for (int i = 0; i < part.pieces; i++)
 #pragma unroll 1
-                    for (int u = part.first; u < part.last; u += part.each) group(u, s);
+                    for (int u = part.first; u < part.last; u += part.next)
+                        group(u, layer_piece_at(part, i) * 64);
             } else {
 #pragma unroll 1
-                for (int u = part.first; u < part.last; u += part.each)
+                for (int u = part.first; u < part.last; u += part.next)
 #pragma unroll 1
                     for (int s = 0; s < all; s += piece) group(u, s);
             }
@@ -75,21 +77,22 @@ SOP_DEV void layer_ask(const layer_args &p, const layer_plan &plan, uint32_t bas
     const int role = (int)threadIdx.x / 32 - LAYER_WARPS;
     const uint32_t bars = base + p.map.bars;
     layer_ring r = {0, 0}, came = r; /* behind r by the window */
-    int sent = 0;
+    int sent = 0, others = role;     /* slots until its own */
     layer_slots<T, HEAD>(p, plan, [&](int rows, auto where, int bytes, int pitch) {
         /* of every slot: so none is ahead of another by so much that a slot has come twice */
         if (sent >= p.window) mbar_wait(bars + 8 * (LAYER_FULL + came.slot), came.phase);
-        if (sent % LAYER_ASKERS == role) {
+        if (others == 0) {
             const uint32_t full = bars + 8 * (LAYER_FULL + r.slot);
             const uint32_t to = base + p.map.ring + r.slot * p.map.slot;
             mbar_wait(bars + 8 * (LAYER_EMPTY + r.slot), r.phase ^ 1);
             mbar_expect_tx(full, rows * bytes);
 #pragma unroll 1
             for (int i = 0; i < rows; i++) layer_bulk(to + i * pitch, where(i), bytes, full);
+            others = LAYER_ASKERS;
         }
         if (sent >= p.window) layer_turn(came, p.ring);
         layer_turn(r, p.ring);
-        sent++;
+        sent++, others--;
     });
 }
 
@@ -133,49 +136,31 @@ SOP_DEV void layer_add(const layer_args &p, const layer_part &part, uint8_t *sha
     s.due = -1;
 }
 
-/* Whether a sum is due when s.group groups have been left: the others need not have been as fast. */
-SOP_DEV bool layer_due(const layer_sums &s, bool all)
+/* This warp's sum of a piece of a group, d of row lane / 4 and token lane % 4, to that of the pieces before;
+ * then for the warp that adds them, which may be this one, later. */
+SOP_DEV void layer_leave(const layer_args &p, uint8_t *shared, layer_sums &s, uint32_t group,
+                         int unit, int tokens, bool first, bool last, float d)
 {
-    return s.due >= 0 && (all || s.group - s.due > LAYER_LATER);
-}
-
-/* This warp's sums of a piece of a group, d0 and d1 of token lane / 4 and rows lane % 4 * 2 and the next, to
- * those of the pieces before; then for the warp that adds them, which may be this one, later. ahead: groups
- * after the next. */
-SOP_DEV void layer_leave(const layer_args &p, uint8_t *shared, layer_sums &s, int ahead, int unit,
-                         int tokens, bool first, bool last, float d0, float d1)
-{
-    const int tid = layer_thread(), warp = tid / 32, lane = tid % 32, group = s.group + ahead;
-    const int slot = group % LAYER_SUMS, phase = group / LAYER_SUMS % 2;
-    const uint32_t bars = smem_addr(shared) + p.map.bars;
-    float2 *to = (float2 *)((float *)(shared + p.map.sums) +
-                            (slot * LAYER_SHARE + warp % LAYER_SHARE) * 32) +
-                 lane;
-    if (first) mbar_wait(bars + 8 * (LAYER_SUMS_EMPTY + slot), phase ^ 1);
-    if (lane / 4 < tokens) {
-        const float2 was = first ? make_float2(0, 0) : *to;
-        *to = make_float2(was.x + d0, was.y + d1);
-    }
+    const int tid = layer_thread(), share = tid / 32 % LAYER_SHARE, lane = tid % 32;
+    const uint32_t slot = group % LAYER_SUMS, phase = group / LAYER_SUMS % 2;
+    const uint32_t bars = smem_addr(shared) + p.map.bars + 8 * slot;
+    float *to = (float *)(shared + p.map.sums) + (slot * LAYER_SHARE + share) * 32 +
+                lane % 4 * LAYER_ROWS + lane / 4;
+    if (first) mbar_wait(bars + 8 * LAYER_SUMS_EMPTY, phase ^ 1);
+    if (lane % 4 < tokens) *to = (first ? 0 : *to) + d;
     if (!last) return;
     __syncwarp();
-    if (lane == 0) mbar_arrive(bars + 8 * (LAYER_SUMS_FULL + slot));
+    if (lane == 0) mbar_arrive(bars + 8 * LAYER_SUMS_FULL);
     /* of its stream, in turn */
-    if (group / LAYER_STREAMS % LAYER_SHARE == warp % LAYER_SHARE) s.due = group, s.unit = unit;
+    if (group / LAYER_STREAMS % LAYER_SHARE == (uint32_t)share) s.due = (int)group, s.unit = unit;
 }
 
-/* 16 bytes of 8 rows of a weight times 16 bytes of x, whose words lie 0, 2, 1, 3, so that they are an A as
- * they are: d[0] and d[1] sum words 0 and 1, of token lane / 4, d1[2] and d1[3] words 2 and 3. The other
- * halves of both, and the rows of tokens that are not there, are nobody's. */
-template <typename T> SOP_DEV void layer_mma(T, float (&d)[2][4], const uint4 &w, const uint4 &x)
+/* 16 bytes of 8 rows of a weight times 16 bytes of x: the first 8 of a row are row g of an A, its last 8 row
+ * g + 8; of a token's, column 2 tok and 2 tok + 1 of a B. So d[0] + d[3] is the sum of row g and token t, where
+ * g = lane / 4 and t = lane % 4; d[1] and d[2], and the columns of tokens that are not there, are nobody's. */
+template <typename T> SOP_DEV void layer_mma(T, float (&d)[4], const uint4 &w, const uint2 &x)
 {
-    decode_mma(T(), d[0], x.x, x.y, x.z, x.w, w.x, w.y);
-    decode_mma(T(), d[1], x.x, x.y, x.z, x.w, w.z, w.w);
-}
-
-/* Where a value of x is among those of its row. */
-SOP_DEV int layer_place(int i)
-{
-    return i / 8 * 8 + i / 2 % 2 * 4 + i / 4 % 2 * 2 + i % 2;
+    decode_mma(T(), d, w.x, w.z, w.y, w.w, x.x, x.y);
 }
 
 /* N steps of a row at `from`, from the warp's step `at` on. What lies behind the last is read as well, and
@@ -185,93 +170,114 @@ template <int N> SOP_DEV void layer_steps(uint4 (&to)[N], uint32_t from)
 #pragma unroll
     for (int i = 0; i < N; i++) to[i] = layer_shared(from + i * LAYER_NEXT);
 }
-template <int N> SOP_DEV void layer_steps_of_x(uint4 (&to)[N], uint32_t from, bool live)
+template <int N> SOP_DEV void layer_steps_of_x(uint2 (&to)[N], uint32_t from, bool live)
 {
 #pragma unroll
     for (int i = 0; i < N; i++)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n"
-                     "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
-                     "@p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-                     : "=&r"(to[i].x), "=&r"(to[i].y), "=&r"(to[i].z), "=&r"(to[i].w)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %3, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\n"
+                     "@p ld.shared.v2.u32 {%0, %1}, [%2];\n}"
+                     : "=&r"(to[i].x), "=&r"(to[i].y)
                      : "r"(from + i * LAYER_NEXT), "r"((int)live)
                      : "memory");
 }
 
-/* Slots of a piece of the group that begins at a unit. */
-SOP_DEV int layer_slots_of(const layer_part &part, int unit)
+/* N steps of this warp's, from step `at` on of n: their products to d. */
+template <typename T, bool ALL, int N>
+SOP_DEV void layer_products(float (&d)[4][4], const uint4 (&w)[N], const uint2 (&x)[N], int at,
+                            int n)
 {
-    return (layer_rows_of(part, unit) + part.rows - 1) / part.rows;
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        if (ALL || (at + k) * LAYER_SHARE < n) layer_mma(T(), d[k % 4], w[k], x[k]);
 }
 
 /* A product of what comes through the ring: group by group, the tokens' rows are in shared memory; or deep:
- * piece by piece of k, all groups, and with each piece that of the tokens' rows. */
+ * piece by piece of k, all groups, and with each piece that of the tokens' rows. A warp goes through the
+ * groups of its stream. */
 template <typename T, typename Out>
 SOP_DEV void layer_run(const layer_args &p, const layer_part &part, bool deep, uint8_t *shared,
                        layer_ring &r, layer_ring &xr, layer_sums &sums, int tokens, Out out)
 {
+    enum { EACH = LAYER_EACH };
     const int tid = layer_thread();
     const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-    const bool live = g < tokens;
+    const bool live = g / 2 < tokens;
     const int share = warp % LAYER_SHARE, stream = warp / LAYER_SHARE;
     const uint32_t base = smem_addr(shared), full = layer_bar(p, base, LAYER_FULL);
-    const uint32_t rows_at = base + p.map.rows + share * 64 + t * 16 +
-                             (live ? g : 0) * (deep ? part.pitch : layer_pitch(part.steps * 32));
+    const uint32_t rows_at =
+        base + p.map.rows + share * 64 + t * 16 + g % 2 * 8 +
+        (live ? g / 2 : 0) * (deep ? part.pitch : layer_pitch(part.steps * 32));
     /* this thread's row: in which slot of a group, and where there */
-    const int own = g / part.rows;
+    const int own = g * part.rows_th >> 16;
     const uint32_t at =
         base + p.map.ring + (g - own * part.rows) * part.pitch + share * 64 + t * 16;
-    const int slots = layer_slots_of(part, part.first);
-    const int last_slots = layer_slots_of(part, part.first + (part.groups - 1) * part.each);
-    int j = 0, s = 0; /* group, piece */
+    const int first = (stream + sums.group) % LAYER_STREAMS; /* group */
+    const int skip = part.slots * part.inner;                /* slots of the other stream's */
+    static_assert(LAYER_STREAMS == 2, "every other group");
 #pragma unroll 1
-    for (;;) {
-        const bool end = j == part.groups || s == part.pieces;
-        if (layer_due(sums, end)) layer_add(p, part, shared, sums, tokens, out);
-        if (end) break;
-        const int mine = j + 1 == part.groups ? last_slots : slots;
-        if (deep && j == 0) mbar_wait(layer_bar(p, base, LAYER_X_FULL + xr.slot), xr.phase);
-        if ((sums.group + (deep ? j : 0)) % LAYER_STREAMS == stream) {
-            const int n = (s + 1 == part.pieces ? part.steps - s * part.piece : part.piece) - share;
-            const uint32_t xs = rows_at + (deep ? xr.slot * p.map.x_slot : s * part.piece * 64);
-            float d[2][2][4] = {};
-            /* a lane waits for a slot */
-            layer_ring one = r, row = r;
-            layer_turn(one, p.ring, min(lane, mine - 1));
-            layer_turn(row, p.ring, min(own, mine - 1));
-            mbar_wait(full + 8 * one.slot, one.phase);
-            __syncwarp();
-            const uint32_t ws = at + row.slot * p.map.slot;
+    for (int pass = 0; pass < part.passes; pass++) {
+        layer_ring one = r;
+        if (first) layer_turn(one, p.ring, skip);
+        if (deep) mbar_wait(layer_bar(p, base, LAYER_X_FULL + xr.slot), xr.phase);
 #pragma unroll 1
-            for (int i = 0; i == 0 || i * LAYER_SHARE < n; i += LAYER_EACH) {
-                uint4 w[LAYER_EACH], x[LAYER_BATCH];
-                layer_steps(w, ws + i * LAYER_NEXT);
-                if ((i + LAYER_EACH) * LAYER_SHARE >= n) {
-                    __syncwarp();
-                    if (lane < mine) mbar_arrive(full + 8 * (LAYER_EMPTY - LAYER_FULL + one.slot));
+        for (int j = first; j < part.groups; j += LAYER_STREAMS) {
+            const int mine = j + 1 == part.groups ? part.last_slots : part.slots;
+            const int group = sums.group + j, unit = part.first + j * part.next;
+            /* the others need not have been as fast */
+            if (sums.due >= 0 && group - sums.due > LAYER_LATER)
+                layer_add(p, part, shared, sums, tokens, out);
+#pragma unroll 1
+            for (int s = pass; s < pass + part.inner; s++) {
+                const int from = layer_piece_at(part, s),
+                          n = min(part.piece, part.steps - from) - share;
+                const uint32_t xs = rows_at + (deep ? xr.slot * p.map.x_slot : from * 64);
+                float d[4][4] = {};
+                /* a lane waits for a slot */
+                layer_ring wait = one;
+                layer_turn(wait, p.ring, min(lane, mine - 1));
+                const uint32_t bar = full + 8 * wait.slot;
+                int row = one.slot + min(own, mine - 1);
+                row -= row >= p.ring ? p.ring : 0;
+                const uint32_t ws = at + row * p.map.slot;
+                if (lane < mine) mbar_wait(bar, wait.phase);
+                __syncwarp();
+#pragma unroll 1
+                for (int i = 0; i == 0 || i * LAYER_SHARE < n; i += 2 * EACH) {
+                    const bool end = (i + 2 * EACH) * LAYER_SHARE >= n;
+                    uint4 w[2][EACH];
+                    uint2 x[EACH];
+                    layer_steps(w[0], ws + i * LAYER_NEXT);
+                    layer_steps_of_x(x, xs + i * LAYER_NEXT, live);
+                    if ((i + EACH) * LAYER_SHARE < n) {
+                        layer_steps(w[1], ws + (i + EACH) * LAYER_NEXT);
+                        __syncwarp();
+                        if (end && lane < mine) mbar_arrive(bar + 8 * (LAYER_EMPTY - LAYER_FULL));
+                        layer_products<T, true>(d, w[0], x, i, n);
+                        layer_steps_of_x(x, xs + (i + EACH) * LAYER_NEXT, live);
+                        layer_products<T, false>(d, w[1], x, i + EACH, n);
+                    } else {
+                        __syncwarp();
+                        if (lane < mine) mbar_arrive(bar + 8 * (LAYER_EMPTY - LAYER_FULL));
+                        layer_products<T, false>(d, w[0], x, i, n);
+                    }
                 }
-#pragma unroll
-                for (int b = 0; b < LAYER_EACH; b += LAYER_BATCH) {
-                    layer_steps_of_x(x, xs + (i + b) * LAYER_NEXT, live);
-#pragma unroll
-                    for (int k = 0; k < LAYER_BATCH; k++)
-                        if ((i + b + k) * LAYER_SHARE < n) layer_mma(T(), d[k % 2], w[b + k], x[k]);
-                }
+                layer_leave(p, shared, sums, group, unit, tokens, s == 0, s + 1 == part.pieces,
+                            ((d[0][0] + d[0][3]) + (d[1][0] + d[1][3])) +
+                                ((d[2][0] + d[2][3]) + (d[3][0] + d[3][3])));
+                layer_turn(one, p.ring, mine);
             }
-            layer_leave(p, shared, sums, deep ? j : 0, part.first + j * part.each, tokens, s == 0,
-                        s + 1 == part.pieces, (d[0][0][0] + d[0][1][2]) + (d[1][0][0] + d[1][1][2]),
-                        (d[0][0][1] + d[0][1][3]) + (d[1][0][1] + d[1][1][3]));
+            layer_turn(one, p.ring, skip);
         }
-        layer_turn(r, p.ring, mine);
-        if (!deep) {
-            if (++s == part.pieces) s = 0, j++, sums.group++;
-        } else if (++j == part.groups) {
-            j = 0, s++;
+        layer_turn(r, p.ring, part.pass_slots);
+        r.phase ^= part.pass_turns;
+        if (deep) {
             __syncwarp();
             if (lane == 0) mbar_arrive(layer_bar(p, base, LAYER_X_EMPTY + xr.slot));
             layer_turn(xr, p.map.x_slots);
-            if (s == part.pieces) sums.group += part.groups;
         }
     }
+    sums.group += part.groups;
+    if (sums.due >= 0) layer_add(p, part, shared, sums, tokens, out);
 }
 
 /* The warp that brings the tokens' rows of the last product, a piece at a time. */
@@ -285,7 +291,8 @@ SOP_DEV void layer_bring(const layer_args &p, const layer_plan &plan, uint32_t b
     for (int layer = 0; layer < p.layers; layer++) {
         mbar_wait(layer_bar(p, base, LAYER_X_THERE), layer % 2);
 #pragma unroll 1
-        for (int s = 0; s < part.steps; s += part.piece) {
+        for (int i = 0; i < part.pieces; i++) {
+            const int s = layer_piece_at(part, i);
             const int n = min(part.piece, part.steps - s) * 4; /* 16 bytes each */
             const uint32_t to = base + p.map.rows + r.slot * p.map.x_slot;
             mbar_wait(layer_bar(p, base, LAYER_X_EMPTY + r.slot), r.phase ^ 1);
