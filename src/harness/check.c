@@ -32,7 +32,7 @@ struct sop_checker {
     sop_queue *queue[THREADS];
     sop_device *other; /* the caller's, whose rows are checked; NULL: those of the CPU */
     sop_queue *other_queue;
-    int32_t runs; /* of a trial */
+    int32_t once; /* a trial has one run */
     char *slab;   /* where its operands lie during a run */
     size_t slab_bytes;
 };
@@ -600,8 +600,8 @@ static sop_status check_row(struct setup *s, const sop_row *row, sop_check_resul
     memset(s->packed, 0, sizeof s->packed);
     sop_status status = judge(s, row->traits);
     if (status == SOP_OK) status = pack(s, row, args);
-    for (int32_t d = 0; d < s->checker->runs && status == SOP_OK && r->verdict == SOP_CHECK_PASS;
-         d++) {
+    const int32_t n_runs = s->checker->once ? 1 : THREADS;
+    for (int32_t d = 0; d < n_runs && status == SOP_OK && r->verdict == SOP_CHECK_PASS; d++) {
         run_once(s, row, args, d, r);
         check_surroundings(s, d, r);
         for (int32_t i = 0; i < s->op->n_roles; i++)
@@ -682,7 +682,6 @@ static sop_status create(sop_device *other, sop_checker **out)
     *out = NULL;
     if (!c) return sop_fail(SOP_E_NOMEM, "check: a checker");
     c->other = other;
-    c->runs = THREADS;
     for (int32_t i = 0; i < THREADS && status == SOP_OK; i++) {
         status = sop_device_cpu(other ? 0 : i + 1, &c->device[i]);
         if (status == SOP_OK) status = c->device[i]->ops->queue_create(c->device[i], &c->queue[i]);
@@ -709,7 +708,7 @@ sop_status sop_checker_create_on(sop_device *d, sop_checker **out)
 
 void sop_checker_once(sop_checker *c)
 {
-    c->runs = 1;
+    c->once = 1;
 }
 
 void sop_checker_destroy(sop_checker *c)
