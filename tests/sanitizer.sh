@@ -2,9 +2,9 @@
 # The rows of the card under compute-sanitizer, a row a process, as many at once as there are processors; a skip
 # without it, or without a card. Libraries' own kernels are left out.
 #   tests/sanitizer.sh memcheck|racecheck|initcheck|synccheck|all CHECK_OPS SUPEROP [ROW...]
-# A row passes when its cheapest case, and those that follow within SECONDS of its process, ran without an error
+# A row passes when its cheapest case, and those that begin within the first WITHIN seconds, ran without an error
 # or a hazard. Kernels for whole layers run in steps of small models.
-#   WITHIN=12 LIMIT=120 JOBS=16    seconds in which cases begin; until a process is killed; processes at once
+#   WITHIN=12 LIMIT=120 JOBS=16    seconds in which cases begin, until a process is killed; processes at once
 usage="usage: sanitizer.sh TOOL|all CHECK_OPS SUPEROP [ROW...]"
 tools=${1:?$usage} check_ops=${2:?$usage} superop=${3:?$usage}
 shift 3

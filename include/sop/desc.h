@@ -76,7 +76,7 @@ enum {
  * x [tokens, k]; w_j [n_j, k] in a format, and in one of the layouts that layout_j has bits for. Scales
  * and zero points of a quantised format lie in its blocks (sop/types.h)
  * x_scale [tokens] f32, positive and finite, for x of f8 alone (quantize makes both); 1 without. Codes are
- * taken as they are: fast numerics allow sums as tensor cores make them, 2^-13 of the magnitudes off, no more
+ * taken as they are; fast numerics allow sums as tensor cores make them, off by 2^-10 of the sum of |x w|
  * bias_j [n_j] f32, optional; y [tokens, n_0 + n_1 + n_2] */
 typedef struct sop_linear_desc {
     int64_t tokens, k;
