@@ -33,15 +33,16 @@ template <int32_t FORMAT, typename F> static sop_status with_x(const sop_linear_
     default: return with_columns<FORMAT, float>(d, what);
     }
 }
-/* Calls what(S()) for the kernel's shape that a desc takes. */
-template <typename F> static sop_status with_shape(const sop_linear_desc *d, F what)
-{
-    switch (d->w_dtype[0]) {
-    case SOP_I8_128: return with_x<SOP_I8_128>(d, what);
-    case SOP_F8_128: return with_x<SOP_F8_128>(d, what);
-    default: return with_x<SOP_I4_128>(d, what);
+struct shapes {
+    template <typename F> static sop_status with(const sop_linear_desc *d, F what)
+    {
+        switch (d->w_dtype[0]) {
+        case SOP_I8_128: return with_x<SOP_I8_128>(d, what);
+        case SOP_F8_128: return with_x<SOP_F8_128>(d, what);
+        default: return with_x<SOP_I4_128>(d, what);
+        }
     }
-}
+};
 
 extern "C" const char *sop_linear_stream_quant_sm90_refuse(const void *desc)
 {
@@ -65,16 +66,11 @@ extern "C" sop_status sop_linear_stream_quant_sm90_plan(const void *desc, const 
                                                         const sop_facts *facts, size_t budget,
                                                         sop_split *split)
 {
-    const sop_linear_desc *d = (const sop_linear_desc *)desc;
     (void)params;
-    return with_shape(
-        d, [&](auto shape) { return sop_stream_plan<decltype(shape)>(d, facts, budget, split); });
+    return sop_stream_plan_by<shapes>(desc, facts, budget, split);
 }
 
 extern "C" sop_status sop_linear_stream_quant_sm90(const sop_call *call)
 {
-    const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
-    if (d->tokens == 0) return SOP_OK;
-    if (!sop_stream_aligned(call)) return sop_linear_cuda(call);
-    return with_shape(d, [&](auto shape) { return sop_stream_run<decltype(shape)>(call); });
+    return sop_stream_run_by<shapes>(call);
 }

@@ -24,12 +24,14 @@ static sop_status with_columns(const sop_linear_desc *d, F what)
         if (d->tokens > 32) return what(typename shape_of<FORMAT, X, 64>::type());
     return what(typename shape_of<FORMAT, X, 32>::type());
 }
-template <typename F> static sop_status with_shape(const sop_linear_desc *d, F what)
-{
-    if (d->w_dtype[0] == SOP_F16) return with_columns<SOP_F16, __half>(d, what);
-    return d->x_dtype == SOP_F32 ? with_columns<SOP_BF16, float>(d, what)
-                                 : with_columns<SOP_BF16, __nv_bfloat16>(d, what);
-}
+struct shapes {
+    template <typename F> static sop_status with(const sop_linear_desc *d, F what)
+    {
+        if (d->w_dtype[0] == SOP_F16) return with_columns<SOP_F16, __half>(d, what);
+        return d->x_dtype == SOP_F32 ? with_columns<SOP_BF16, float>(d, what)
+                                     : with_columns<SOP_BF16, __nv_bfloat16>(d, what);
+    }
+};
 
 extern "C" const char *sop_linear_stream_sm90_refuse(const void *desc)
 {
@@ -49,16 +51,11 @@ extern "C" sop_status sop_linear_stream_sm90_plan(const void *desc, const int32_
                                                   const sop_facts *facts, size_t budget,
                                                   sop_split *split)
 {
-    const sop_linear_desc *d = (const sop_linear_desc *)desc;
     (void)params;
-    return with_shape(
-        d, [&](auto shape) { return sop_stream_plan<decltype(shape)>(d, facts, budget, split); });
+    return sop_stream_plan_by<shapes>(desc, facts, budget, split);
 }
 
 extern "C" sop_status sop_linear_stream_sm90(const sop_call *call)
 {
-    const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
-    if (d->tokens == 0) return SOP_OK;
-    if (!sop_stream_aligned(call)) return sop_linear_cuda(call);
-    return with_shape(d, [&](auto shape) { return sop_stream_run<decltype(shape)>(call); });
+    return sop_stream_run_by<shapes>(call);
 }

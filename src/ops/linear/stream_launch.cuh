@@ -96,4 +96,22 @@ template <typename S> static inline sop_status sop_stream_run(const sop_call *ca
                               maps, a);
 }
 
+/* A row's plan and run. SHAPES::with(desc, what) calls what(S()) for the kernel's shape that a desc takes. */
+template <typename SHAPES>
+static inline sop_status sop_stream_plan_by(const void *desc, const sop_facts *facts, size_t budget,
+                                            sop_split *split)
+{
+    const sop_linear_desc *d = (const sop_linear_desc *)desc;
+    return SHAPES::with(
+        d, [&](auto shape) { return sop_stream_plan<decltype(shape)>(d, facts, budget, split); });
+}
+
+template <typename SHAPES> static inline sop_status sop_stream_run_by(const sop_call *call)
+{
+    const sop_linear_desc *d = (const sop_linear_desc *)call->desc;
+    if (d->tokens == 0) return SOP_OK;
+    if (!sop_stream_aligned(call)) return sop_linear_cuda(call);
+    return SHAPES::with(d, [&](auto shape) { return sop_stream_run<decltype(shape)>(call); });
+}
+
 #endif
