@@ -19,6 +19,9 @@ function(sop_op name)
     list(TRANSFORM A_${set} PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/${name}/")
   endforeach()
   target_sources(sop PRIVATE ${A_C})
+  set(references ${A_C}) # most of the time of a check is theirs
+  list(FILTER references INCLUDE REGEX "_ref\\.c$")
+  set_property(SOURCE ${references} TARGET_DIRECTORY sop APPEND PROPERTY COMPILE_OPTIONS -O3)
   foreach(isa AVX2 AVX512 VNNI AMX)
     target_sources(sop PRIVATE ${A_${isa}})
     set_property(SOURCE ${A_${isa}} TARGET_DIRECTORY sop
@@ -52,9 +55,8 @@ function(sop_texts target symbol)
   target_sources(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/${symbol}.c)
 endfunction()
 
-# sop_test(status_test status_test.c [more.c]): a test program with the insides of the library;
-# ctest runs it under its name.
-function(sop_test name)
+# sop_test_program(check_ops check_ops.c [more.c]): a program with the insides of the library.
+function(sop_test_program name)
   if(NOT BUILD_TESTING)
     return()
   endif()
@@ -64,5 +66,12 @@ function(sop_test name)
     SOP_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data")
   target_compile_options(${name} PRIVATE ${SOP_WARN} -ffp-contract=off)
   target_link_libraries(${name} PRIVATE superop_static)
-  add_test(NAME ${name} COMMAND ${name})
+endfunction()
+
+# sop_test(status_test status_test.c [more.c]): such a program that ctest runs under its name.
+function(sop_test name)
+  sop_test_program(${name} ${ARGN})
+  if(BUILD_TESTING)
+    add_test(NAME ${name} COMMAND ${name})
+  endif()
 endfunction()

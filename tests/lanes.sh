@@ -101,7 +101,7 @@ lane_torch() { build dev superop_shared superop_torch superop_command && tests/t
 lane_readme() { make -s && tests/readme.sh; }
 
 # The seconds that each takes on two cores, from nothing.
-lanes="format:5 layers:1 headers:15 dev:120 tidy:60 clang:40 install:50 models:240 readme:20 torch:360 cuda:720 asan:240 tsan:120 fuzz:120"
+lanes="format:5 layers:1 headers:15 dev:240 tidy:60 clang:40 install:50 models:240 readme:20 torch:360 cuda:720 asan:540 tsan:120 fuzz:120"
 
 passed=0 failed=0 skipped=0
 finish() { # LANE SECONDS LINE

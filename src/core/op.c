@@ -36,6 +36,26 @@ double sop_load(const void *data, int32_t dtype, int64_t i)
     }
 }
 
+/* What most of a reference's time would go into, element by element. */
+void sop_load_row(const void *data, int32_t dtype, int64_t i, int64_t n, double *out)
+{
+    switch (dtype) {
+    case SOP_F32:
+        for (int64_t j = 0; j < n; j++) out[j] = (double)((const float *)data)[i + j];
+        break;
+    case SOP_F16:
+        for (int64_t j = 0; j < n; j++)
+            out[j] = (double)sop_f16_to_f32(((const uint16_t *)data)[i + j]);
+        break;
+    case SOP_BF16:
+        for (int64_t j = 0; j < n; j++)
+            out[j] = (double)sop_bf16_to_f32(((const uint16_t *)data)[i + j]);
+        break;
+    default:
+        for (int64_t j = 0; j < n; j++) out[j] = sop_load(data, dtype, i + j);
+    }
+}
+
 void sop_store(void *data, int32_t dtype, int64_t i, double value)
 {
     switch (dtype) {

@@ -22,9 +22,10 @@
 #define SOP_UB16 0x1p-8
 double sop_unit(int32_t dtype); /* u of a type, 0 for others */
 
-/* One element of an array of this dtype, as a double, at place i; and rounded into it. Plain types
- * only. */
+/* One element of an array of this dtype, as a double, at place i; n of them from there; and one rounded
+ * into it. Plain types only. */
 double sop_load(const void *data, int32_t dtype, int64_t i);
+void sop_load_row(const void *data, int32_t dtype, int64_t i, int64_t n, double *out);
 void sop_store(void *data, int32_t dtype, int64_t i, double value);
 
 /* A reference's result: element `at` (in strides) of the operand of role, which is element `index` of

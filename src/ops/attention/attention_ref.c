@@ -32,6 +32,12 @@
 #include "ops/f64.h"
 #include "ops/kv_append/kv_append.h"
 
+/* One channel of a result: the sum of weights and values, of their magnitudes, of what the weights are off
+ * by and of what is rounded; the spread of the values. */
+struct channel {
+    double o, size, off, rounded, least, most;
+};
+
 /* One query and query head. */
 struct row {
     const sop_call *call;
@@ -42,8 +48,28 @@ struct row {
     double k_scale, v_scale; /* of codes; 1 without */
     double *p, *p_off; /* of the keys [lo, hi), then the sink: scores, then weights; their errors */
     int64_t *v_at;     /* where their values begin */
+    double *q, *x;     /* the query; a key or value */
+    struct channel *out; /* [v] */
     double l, lse, weights_off, largest_e, sums;
 };
+
+/* Doubles of scratch for one row. */
+static int64_t row_doubles(const sop_attention_desc *d)
+{
+    return 3 * (d->max_kv + 1) + d->k + (d->k > d->v ? d->k : d->v) +
+           d->v * (int64_t)(sizeof(struct channel) / sizeof(double));
+}
+
+static void row_place(struct row *r, double *scratch)
+{
+    const sop_attention_desc *d = r->call->desc;
+    r->p = scratch;
+    r->p_off = r->p + d->max_kv + 1;
+    r->v_at = (int64_t *)(r->p_off + d->max_kv + 1);
+    r->q = r->p_off + 2 * (d->max_kv + 1);
+    r->x = r->q + d->k;
+    r->out = (struct channel *)(r->x + (d->k > d->v ? d->k : d->v));
+}
 
 static int64_t place(const struct row *r, int64_t j, int64_t page, int64_t token, int64_t head)
 {
@@ -81,10 +107,9 @@ static double score(const struct row *r, int64_t j, double *off)
     const double q_unit = r->rounds && d->q_dtype == SOP_F32 ? sop_unit(d->kv_dtype) : 0;
     const double k_unit = code_unit(r);
     double dot = 0, sum = 0, rounded = 0;
+    sop_load_row(r->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype, k_at, d->k, r->x);
     for (int64_t i = 0; i < d->k; i++) {
-        const double q = sop_load(r->call->args[SOP_ATTENTION_Q].data, d->q_dtype, r->q_at + i);
-        const double k =
-            sop_load(r->call->args[SOP_ATTENTION_K_POOL].data, d->kv_dtype, k_at + i) * r->k_scale;
+        const double q = r->q[i], k = r->x[i] * r->k_scale;
         dot += q * k;
         sum += fabs(q * k);
         if (q_unit > 0) rounded += (q_unit * fabs(q) + 0x1p-25) * fabs(k);
@@ -115,6 +140,7 @@ static void weigh(struct row *r, uint32_t traits)
     const int64_t keys = r->hi - r->lo, all = keys + d->sinks;
     const double tiles = (double)keys / 64 + 1;
     double m = -INFINITY;
+    sop_load_row(r->call->args[SOP_ATTENTION_Q].data, d->q_dtype, r->q_at, d->k, r->q);
     for (int64_t j = 0; j < keys; j++) {
         r->v_at[j] = place(r, r->lo + j, d->vp_page, d->vp_token, d->vp_head);
         r->p[j] = score(r, r->lo + j, &r->p_off[j]);
@@ -146,42 +172,49 @@ static void weigh(struct row *r, uint32_t traits)
     }
 }
 
-/* Channel i of the result, at place `at` of o and `dense` of the dense one. */
-static void put_channel(const struct row *r, const sop_judge *judge, int64_t i, int64_t at,
-                        int64_t dense)
+/* Weights and values, summed. */
+static void mix(struct row *r, const sop_judge *judge)
 {
     const sop_attention_desc *d = r->call->desc;
-    const void *pool = r->call->args[SOP_ATTENTION_V_POOL].data;
     const double v_unit = code_unit(r), p_unit = v_unit > 0  ? v_unit
                                                  : r->rounds ? sop_unit(d->kv_dtype)
                                                              : 0;
-    double o = 0, size = 0, off = 0, rounded = 0;
-    double least = d->sinks ? 0 : INFINITY, most = d->sinks ? 0 : -INFINITY;
+    for (int64_t i = 0; i < d->v; i++)
+        r->out[i] =
+            (struct channel){.least = d->sinks ? 0 : INFINITY, .most = d->sinks ? 0 : -INFINITY};
     for (int64_t j = 0; r->l > 0 && j < r->hi - r->lo; j++) {
+        const double p = r->p[j], p_off = r->p_off[j] + 0x1p-120;
         if (r->p_off[j] == 0) continue; /* hidden */
-        const double v = r->v_scale * sop_load(pool, d->kv_dtype, r->v_at[j] + i);
-        const double p = r->p[j];
-        o += p * v;
-        if (!judge) continue;
-        size += p * fabs(v);
-        off += (r->p_off[j] + 0x1p-120) * fabs(v);
-        if (p_unit > 0) rounded += ((p_unit + v_unit) * p + 0x1p-25 / r->l) * fabs(v);
-        if (v_unit > 0) rounded += 0x1p-25 * p;
-        least = v < least ? v : least;
-        most = v > most ? v : most;
+        sop_load_row(r->call->args[SOP_ATTENTION_V_POOL].data, d->kv_dtype, r->v_at[j], d->v, r->x);
+        for (int64_t i = 0; i < d->v; i++) {
+            struct channel *c = &r->out[i];
+            const double v = r->v_scale * r->x[i];
+            c->o += p * v;
+            if (!judge) continue;
+            c->size += p * fabs(v);
+            c->off += p_off * fabs(v);
+            if (p_unit > 0) c->rounded += ((p_unit + v_unit) * p + 0x1p-25 / r->l) * fabs(v);
+            if (v_unit > 0) c->rounded += 0x1p-25 * p;
+            c->least = v < c->least ? v : c->least;
+            c->most = v > c->most ? v : c->most;
+        }
     }
-    off = fmin(off + r->weights_off * fabs(o), most - least) + rounded +
-          r->sums * (size + fabs(o)) + 4 * SOP_U32 * fabs(o);
-    sop_put(r->call, judge, SOP_ATTENTION_O, d->o_dtype, at, dense, o, r->l > 0 ? off : 0);
 }
 
-static void put_row(struct row *r, const sop_judge *judge, int64_t token, int64_t h)
+static void put_row(struct row *r, const sop_judge *judge)
 {
     const sop_attention_desc *d = r->call->desc;
-    const int64_t at = token * d->heads + h;
+    const int64_t at = r->token * d->heads + r->h;
     weigh(r, judge ? judge->traits : 0);
-    for (int64_t i = 0; i < d->v; i++)
-        put_channel(r, judge, i, token * d->o_stride + h * d->o_head + i, at * d->v + i);
+    mix(r, judge);
+    for (int64_t i = 0; i < d->v; i++) {
+        const struct channel *c = &r->out[i];
+        const double off = fmin(c->off + r->weights_off * fabs(c->o), c->most - c->least) +
+                           c->rounded + r->sums * (c->size + fabs(c->o)) + 4 * SOP_U32 * fabs(c->o);
+        sop_put(r->call, judge, SOP_ATTENTION_O, d->o_dtype,
+                r->token * d->o_stride + r->h * d->o_head + i, at * d->v + i, c->o,
+                r->l > 0 ? off : 0);
+    }
     if (r->call->args[SOP_ATTENTION_LSE].data) {
         const double off =
             fmin(r->weights_off, r->largest_e) + r->sums + 4 * SOP_U32 * (1 + fabs(r->lse));
@@ -190,42 +223,54 @@ static void put_row(struct row *r, const sop_judge *judge, int64_t token, int64_
     }
 }
 
+/* The queries of one sequence. */
+struct sequence {
+    const sop_call *call;
+    const sop_judge *judge;
+    int64_t s;
+};
+
+/* Its queries and heads [begin, end). */
+static void some_rows(const void *arg, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct sequence *job = arg;
+    const sop_call *call = job->call;
+    const sop_attention_desc *d = call->desc;
+    const int32_t *q_start = call->args[SOP_ATTENTION_Q_START].data;
+    const int64_t s = job->s, first = q_start[s], length = q_start[s + 1] - first;
+    const int64_t kv_len = ((const int32_t *)call->args[SOP_ATTENTION_KV_LEN].data)[s];
+    for (int64_t at = begin; at < end; at++) {
+        const int64_t i = at / d->heads, h = at % d->heads;
+        struct row r = {
+            .call = call,
+            .table = (const int32_t *)call->args[SOP_ATTENTION_TABLE].data + s * d->table_stride,
+            .q_at = (first + i) * d->q_stride + h * d->q_head,
+            .g = h / (d->heads / d->kv_heads),
+            .h = h,
+            .token = first + i,
+            .pos = i + kv_len - length,
+            .k_scale = 1,
+            .v_scale = 1,
+            .rounds = job->judge && (job->judge->traits & SOP_ROW_ROUNDS),
+        };
+        row_place(&r, (double *)call->scratch + worker * row_doubles(d));
+        if (sop_is_code(d->kv_dtype)) {
+            r.k_scale = (double)((const float *)call->args[SOP_ATTENTION_K_SCALES].data)[r.g];
+            r.v_scale = (double)((const float *)call->args[SOP_ATTENTION_V_SCALES].data)[r.g];
+        }
+        sop_attention_sees(d, kv_len, r.pos, &r.lo, &r.hi);
+        put_row(&r, job->judge);
+    }
+}
+
 sop_status sop_attention_reference(const sop_call *call, const sop_judge *judge)
 {
     const sop_attention_desc *d = call->desc;
     const int32_t *q_start = call->args[SOP_ATTENTION_Q_START].data;
-    const int32_t *kv_len = call->args[SOP_ATTENTION_KV_LEN].data;
-    const int64_t seqs = sop_live(call, SOP_ATTENTION_LIVE, d->seqs);
-    for (int64_t s = 0; s < seqs; s++) {
-        const int64_t first = q_start[s], length = q_start[s + 1] - first;
-        for (int64_t i = 0; i < length; i++)
-            for (int64_t h = 0; h < d->heads; h++) {
-                struct row r = {
-                    .call = call,
-                    .table =
-                        (const int32_t *)call->args[SOP_ATTENTION_TABLE].data + s * d->table_stride,
-                    .q_at = (first + i) * d->q_stride + h * d->q_head,
-                    .g = h / (d->heads / d->kv_heads),
-                    .h = h,
-                    .token = first + i,
-                    .pos = i + kv_len[s] - length,
-                    .k_scale = 1,
-                    .v_scale = 1,
-                    .p = call->scratch,
-                    .p_off = (double *)call->scratch + d->max_kv + 1,
-                    .v_at = (int64_t *)call->scratch + 2 * (d->max_kv + 1),
-                    .rounds = judge && (judge->traits & SOP_ROW_ROUNDS),
-                };
-                if (sop_is_code(d->kv_dtype)) {
-                    r.k_scale =
-                        (double)((const float *)call->args[SOP_ATTENTION_K_SCALES].data)[r.g];
-                    r.v_scale =
-                        (double)((const float *)call->args[SOP_ATTENTION_V_SCALES].data)[r.g];
-                }
-                sop_attention_sees(d, kv_len[s], r.pos, &r.lo, &r.hi);
-                put_row(&r, judge, first + i, h);
-            }
-    }
+    struct sequence job = {.call = call, .judge = judge};
+    for (; job.s < sop_live(call, SOP_ATTENTION_LIVE, d->seqs); job.s++)
+        sop_parallel(call->queue, (q_start[job.s + 1] - q_start[job.s]) * d->heads, 1, some_rows,
+                     &job);
     return SOP_OK;
 }
 
@@ -233,8 +278,8 @@ sop_status sop_attention_plan_ref(const void *desc, const int32_t *params, const
                                   size_t budget, sop_split *split)
 {
     const sop_attention_desc *d = desc;
-    const size_t bytes = 3 * (size_t)(d->max_kv + 1) * sizeof(double);
-    (void)params, (void)facts;
+    const size_t bytes = (size_t)(facts->workers * row_doubles(d)) * sizeof(double);
+    (void)params;
     if (bytes > budget)
         return sop_fail(SOP_E_LIMIT, "attention: %zu bytes of scratch, %zu allowed", bytes, budget);
     *split = (sop_split){.scratch_bytes = bytes};

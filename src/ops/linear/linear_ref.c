@@ -34,24 +34,14 @@ struct job {
     int64_t at; /* first column of y */
 };
 
-static double read_x(const void *x, int32_t dtype, int64_t i)
-{
-    return dtype == SOP_F32 ? (double)((const float *)x)[i] : sop_load(x, dtype, i);
-}
-
 /* One block of a row: w, and the magnitudes a that are summed. Plain types come 32 at a time. */
 static void read_w(int32_t dtype, const uint8_t *blocks, int64_t k0, int64_t n, int32_t quant,
                    double *w, double *a)
 {
     sop_block o;
     if (sop_dtype_block(dtype) == 1) {
-        for (int64_t i = 0; i < n; i++) {
-            const uint8_t *at = blocks + (size_t)(k0 + i) * sop_dtype_bytes(dtype);
-            float f;
-            if (dtype != SOP_F64) sop_dequant_row(dtype, at, 1, &f);
-            w[i] = dtype == SOP_F64 ? sop_load(at, dtype, 0) : (double)f;
-            a[i] = fabs(w[i]);
-        }
+        sop_load_row(blocks, dtype, k0, n, w);
+        for (int64_t i = 0; i < n; i++) a[i] = fabs(w[i]);
         return;
     }
     sop_block_read(dtype, blocks + (size_t)(k0 / n) * sop_dtype_bytes(dtype), &o);
@@ -64,17 +54,40 @@ static void read_w(int32_t dtype, const uint8_t *blocks, int64_t k0, int64_t n, 
 }
 
 /* Half a step of a row that quantises n values of x. */
-static double half_step(const void *x, int32_t dtype, int64_t at, int64_t n)
+static double half_step(const double *x, int64_t n)
 {
     double most = 0;
-    for (int64_t i = 0; i < n; i++) most = fmax(most, fabs(read_x(x, dtype, at + i)));
+    for (int64_t i = 0; i < n; i++) most = fabs(x[i]) > most ? fabs(x[i]) : most;
     return most / 254 * (1 + 0x1p-10) + 0x1p-126;
+}
+
+/* What is summed for one token, of w x: itself, magnitudes, what half a step h of x is off by. */
+struct sums {
+    double sum, size, step;
+};
+
+static void add_block(struct sums *to, const double *w, const double *x, int64_t n)
+{
+    double sum = to->sum;
+    for (int64_t c = 0; c < n; c++) sum += w[c] * x[c];
+    to->sum = sum;
+}
+
+static void add_bound(struct sums *to, const double *w, const double *a, const double *x, int64_t n,
+                      double h)
+{
+    double size = 0, step = 0;
+    for (int64_t c = 0; c < n; c++) {
+        size += a[c] * (fabs(x[c]) + h);
+        step += fabs(w[c]);
+    }
+    to->size += size;
+    to->step += step * h;
 }
 
 static void one_row(const struct job *job, int64_t i, int64_t t0, int64_t t1)
 {
     const sop_linear_desc *d = job->call->desc;
-    const void *x = job->call->args[SOP_LINEAR_X].data;
     const int32_t j = job->j, dtype = d->w_dtype[j];
     const void *bias = d->bias >> j & 1 ? job->call->args[SOP_LINEAR_B0 + j].data : NULL;
     const int64_t block = sop_dtype_block(dtype) > 1 ? sop_dtype_block(dtype) : 32;
@@ -85,29 +98,25 @@ static void one_row(const struct job *job, int64_t i, int64_t t0, int64_t t1)
     const int32_t rough = job->judge && (job->judge->traits & SOP_ROW_QUANT_X);
     const int32_t quant = rough && d->x_dtype != SOP_F8, codes = rough && !quant;
     const double k = (double)d->k, gamma = (fmin(k, 8 * sqrt(k)) + 8) * SOP_U32;
-    double sum[TOKENS] = {0}, size[TOKENS] = {0}, step[TOKENS] = {0}, w[256], a[256];
+    struct sums sums[TOKENS] = {0};
+    double w[256], a[256], x[256];
     for (int64_t k0 = 0; k0 < d->k; k0 += block) {
         const int64_t n = d->k - k0 < block ? d->k - k0 : block;
         read_w(dtype, blocks, k0, n, quant, w, a);
         for (int64_t t = t0; t < t1; t++) {
-            const int64_t at = t * d->x_stride + k0;
-            const double h = quant ? half_step(x, d->x_dtype, at, n) : 0;
-            for (int64_t c = 0; c < n; c++) {
-                const double v = read_x(x, d->x_dtype, at + c);
-                sum[t - t0] += w[c] * v;
-                if (!job->judge) continue;
-                size[t - t0] += a[c] * (fabs(v) + h);
-                step[t - t0] += fabs(w[c]) * h;
-            }
+            sop_load_row(job->call->args[SOP_LINEAR_X].data, d->x_dtype, t * d->x_stride + k0, n,
+                         x);
+            add_block(&sums[t - t0], w, x, n);
+            if (job->judge) add_bound(&sums[t - t0], w, a, x, n, quant ? half_step(x, n) : 0);
         }
     }
     for (int64_t t = t0; t < t1; t++) {
         const int64_t width = d->n[0] + d->n[1] + d->n[2];
         const double s = d->x_dtype == SOP_F8 && scale ? (double)scale[t] : 1;
-        if (codes) step[t - t0] = 0x1p-10 * s * size[t - t0];
+        const struct sums *of = &sums[t - t0];
         sop_put(job->call, job->judge, SOP_LINEAR_Y, d->y_dtype, t * d->y_stride + job->at + i,
-                t * width + job->at + i, s * sum[t - t0] + b,
-                gamma * (s * size[t - t0] + fabs(b)) + step[t - t0] +
+                t * width + job->at + i, s * of->sum + b,
+                gamma * (s * of->size + fabs(b)) + (codes ? 0x1p-10 * s * of->size : of->step) +
                     k * (quant ? 0x1p-126 : fmax(s, 1) * 0x1p-149));
     }
 }

@@ -23,11 +23,12 @@ static void rows(const void *arg, int64_t begin, int64_t end, int32_t worker)
     for (int64_t i = begin; i < end; i++) {
         for (int64_t from = 0; from < d->cols; from += COLUMNS) {
             const int64_t n = d->cols - from < COLUMNS ? d->cols - from : COLUMNS;
-            double sum[COLUMNS] = {0}, size[COLUMNS] = {0};
+            double sum[COLUMNS] = {0}, size[COLUMNS] = {0}, row[COLUMNS];
             for (int64_t c = 0; c < d->k; c++) {
                 const double x = sop_load(a, d->a_dtype, i * a_row + c * a_sum);
+                sop_load_row(b, d->b_dtype, c * d->b_stride + from, n, row);
                 for (int64_t j = 0; j < n; j++) {
-                    const double term = x * sop_load(b, d->b_dtype, c * d->b_stride + from + j);
+                    const double term = x * row[j];
                     sum[j] += term;
                     size[j] += fabs(term);
                 }

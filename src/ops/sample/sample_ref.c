@@ -98,9 +98,8 @@ sop_status sop_sample_reference(const sop_call *call, const sop_judge *judge)
     double *z = call->scratch;
     const struct row r = {z, z + d->vocab, (int32_t *)(z + 2 * d->vocab)};
     for (int64_t b = 0; b < rows; b++) {
-        for (int64_t i = 0; i < d->vocab; i++)
-            z[i] =
-                sop_load(call->args[SOP_SAMPLE_LOGITS].data, d->x_dtype, b * d->logits_stride + i);
+        sop_load_row(call->args[SOP_SAMPLE_LOGITS].data, d->x_dtype, b * d->logits_stride, d->vocab,
+                     z);
         sop_put(call, judge, SOP_SAMPLE_IDS, SOP_I32, b, b, draw(&r, d->vocab, &params[b]), 0);
     }
     return SOP_OK;
