@@ -40,8 +40,13 @@ class Watch:
 
     def __init__(self, module):
         self.below = [(name, m) for name, m in module.named_modules() if name]
-        self.now = [m._modules for m in (module, *(m for _, m in self.below)) if m._modules]
+        every = [module, *(m for _, m in self.below)]
+        self.now = [m._modules for m in every if m._modules]
         self.then = [dict(children) for children in self.now]
+        self.leaves = [m._modules for m in every if not m._modules]  # a parametrization is a child
+        self.top = weakref.ref(module)
+        self.children = [(m, name, child) for m in every for name, child in m._modules.items() if m is not module]
+        self.forwards = [(name, vars(m), vars(m).get("forward")) for name, m in self.below]
         self.why = self.seen = None
 
     @torch.compiler.assume_constant_result
@@ -56,12 +61,26 @@ class Watch:
         for name, m in self.below:
             if hooked(m):
                 return f"a hook on {name}"
+        return self.rebound()
+
+    def rebound(self):
+        if any(self.leaves):
+            return "a parametrization"
+        for name, said, forward in self.forwards:
+            if said.get("forward") is not forward:
+                return f"another forward on {name}"
         return None
 
-    def changed(self):
+    def changed(self, whole=True):
+        """What is not as it was, or None; if not the whole, without what is slow to look for."""
         if torch.compiler.is_compiling():
+            top = self.top()
+            own = [(top, name, child) for name, child in self.then[0].items()]
+            for m, name, child in own + self.children:  # in the open: a graph is made anew where one is another
+                if getattr(m, name, None) is not child:
+                    return f"another {name} than when it was patched"
             return self.look()
         newest = RemovableHandle.next_id
-        if self.why is not None or newest != self.seen or self.now != self.then:
+        if self.why is not None or newest != self.seen or self.now != self.then or (whole and self.rebound()):
             self.why, self.seen = self.look(), newest
         return self.why

@@ -20,7 +20,7 @@ class GrowingLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states, value_states):
         super().lazy_initialization(key_states, value_states)
-        self.rooms = self.pools = self.any = None
+        self.rooms = self.pools = self.any = self.mine = None
 
     def present(self):
         return self.keys.shape[-2] if self.is_initialized and self.keys.numel() else 0
@@ -35,7 +35,7 @@ class GrowingLayer(DynamicLayer):
             rooms is None
             or had + n > rooms[0].shape[2]
             or rooms[0].shape[0] != key.shape[0]
-            or (had and (self.keys.data_ptr() != rooms[0].data_ptr() or self.values.data_ptr() != rooms[1].data_ptr()))
+            or (had and not self.is_mine())
         ):
             with torch.inference_mode(False), torch.no_grad():  # of inference mode it could not be written outside of it
                 self.make_room(key, value, had, -(-max(had + n, (had * 3) // 2) // PAGE) * PAGE)
@@ -55,9 +55,16 @@ class GrowingLayer(DynamicLayer):
         self.rooms, self.any = tuple(rooms), tuple(anywhere)
         self.pools = tuple(room.transpose(1, 2) for room in rooms)
 
+    def is_mine(self):
+        """Whether the keys and values are the views that hold() made: who has others from this room, or a copy
+        of this layer, may still read what lies behind them."""
+        owner, keys, values = self.mine or (None, None, None)
+        return owner == id(self) and self.keys is keys and self.values is values
+
     def hold(self, n):
         """The first n of the room are there."""
         self.keys, self.values = (room[:, :, :n] for room in self.rooms)
+        self.mine = id(self), self.keys, self.values
 
     def update(self, key_states, value_states, *args, **kwargs):
         grad = torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad)

@@ -89,8 +89,9 @@ class SuperAttentionEngine(nn.Module):
     ):
         x, (b, n, _) = hidden_states, hidden_states.shape
         h, g, d = self.heads, self.groups, self.dim
-        grad = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
         past = past_key_value
+        graph = x.requires_grad or any(p.requires_grad for p in self.parameters()) or getattr(past, "graph", None) is not None
+        grad = torch.is_grad_enabled() and graph
         had = past.length if past is not None else 0
         if position_ids is None:
             position_ids = torch.arange(had, had + n, device=x.device).unsqueeze(0)

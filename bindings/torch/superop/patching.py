@@ -246,10 +246,18 @@ class _Layer(Bound):
                 return f"{name} has a forward of its own"
         return None
 
+    def learns(self, cache):
+        """Whether the keys or values that are there want gradients: a learned prefix."""
+        layers = getattr(cache, "layers", ())
+        past = layers[self.index] if self.index < len(layers) else None
+        return any(getattr(getattr(past, name, None), "requires_grad", False) for name in ("keys", "values"))
+
     def not_now(self, x, mask, cache, kwargs):
         """Why this call goes the old way, or None."""
         module = self.module()
-        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in module.parameters())):
+        if torch.is_grad_enabled() and (
+            x.requires_grad or any(p.requires_grad for p in module.parameters()) or self.learns(cache)
+        ):
             return "a decoder layer under gradients"
         if kwargs.get("output_attentions"):
             return "output_attentions asks for the weights"

@@ -77,7 +77,7 @@ class _Held:
 
     def __init__(self, stack, seqs, pads, columns, cache):
         self.stack, self.pads, self.columns, self.cache = stack, pads, columns, cache
-        self.padded = any(pads)
+        self.padded, self.layers = any(pads), []
         self.list, self.seqs = list(seqs), _ints(seqs)
         self.ones, self.n = _ints([1] * len(seqs)), len(seqs)
 
@@ -92,12 +92,15 @@ class _Held:
         return [self.columns - pad for pad in self.pads]
 
     def release(self, cache):
-        """Give the cache layers that hold what is there, and the sequences back."""
+        """Give the cache, where there still is one, layers that hold what is there, and the sequences back."""
         if self.list:
-            for i, (keys, values) in enumerate(self.stack.read(self)):
-                cache.layers[i] = GrowingLayer()
-                cache.layers[i].update(keys, values)
+            for keys, values in self.stack.read(self):
+                layer = GrowingLayer()
+                layer.update(keys, values)
+                self.layers.append(layer)
             self.end()
+        if cache is not None:
+            cache.layers[:] = [self.layers[x.index] if type(x) is StackLayer and x.held is self else x for x in cache.layers]
 
 
 class StackLayer(DynamicLayer):
@@ -107,9 +110,8 @@ class StackLayer(DynamicLayer):
         self.__dict__.update(held=held, index=index, is_initialized=True)
 
     def _real(self):
-        cache = self.held.cache()
-        self.held.release(cache)
-        return cache.layers[self.index]
+        self.held.release(self.held.cache())
+        return self.held.layers[self.index]
 
     def get_seq_length(self):
         return self.held.columns
@@ -121,7 +123,7 @@ class StackLayer(DynamicLayer):
         return copy.deepcopy(self._real(), memo)
 
     def __reduce_ex__(self, protocol):
-        return self._real().__reduce_ex__(protocol)
+        return copy.copy, (self._real(),)
 
     def _is(name):  # noqa: N805
         def one(self):
@@ -201,7 +203,7 @@ def refusal(model, decoder):
 
 def _said(mask):
     """Of each row of a mask: where its first one is; how many there are."""
-    bits = mask.to(torch.uint8) if mask.dtype is torch.bool else mask
+    bits = mask.bool().to(torch.uint8) if mask.dtype is torch.bool or mask.is_floating_point() else mask
     return torch.stack((bits.argmax(1), bits.sum(1))).tolist()
 
 
@@ -219,6 +221,11 @@ class Stack:
         head, table = model.lm_head.weight, decoder.embed_tokens.weight
         some = (model.lm_head, decoder.embed_tokens, decoder.layers[0].self_attn.o_proj, decoder.layers[-1].mlp.down_proj)
         self.watched = [(m._parameters, m.weight.data_ptr()) for m in some]  # where parameters were
+        every = [m._parameters for m in (*decoder.modules(), model.lm_head)]
+        self.every = [(params, name) for params in every for name, p in params.items() if p is not None]
+        self.places = self.now()
+        self.head = model.lm_head._parameters
+        self.drops = [m for m in (layer.self_attn for layer in decoder.layers) if getattr(m, "attention_dropout", 0)]
         self.watch = Watch(model)
         self.dtype, self.device, self.vocab, self.rows = head.dtype, head.device, head.shape[0], table.shape[0]
         self.index = -1
@@ -262,6 +269,11 @@ class Stack:
             with self.here(), torch.no_grad():
                 self.warm(min(context, self.most))
         self.packed = self.versions() if self.index < 0 else None
+
+    def now(self):
+        """Where all parameters are; None where one is gone."""
+        tensors = [params.get(name) for params, name in self.every]
+        return None if any(p is None for p in tensors) else [*map(torch.Tensor.data_ptr, tensors)]
 
     def versions(self):
         """How often the large parameters were written: on a CPU the library has packed them."""
@@ -399,8 +411,11 @@ class Stack:
         return self.hold(cache, seqs, pads, n)
 
     def able(self, ids, cache, kwargs):
-        """Whether a call is anything for the stack at all."""
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self.decoder.parameters()):
+        """Whether a call is anything for the stack at all. What takes long to ask is asked where it begins."""
+        goes_on = bool(cache is not None and getattr(cache, "layers", None) and type(cache.layers[0]) is StackLayer)
+        if torch.is_grad_enabled() and any(p.requires_grad for p in (*self.decoder.parameters(), *self.head.values()) if p is not None):
+            return False
+        if any(m.training for m in self.drops):
             return False
         if ids is None or ids.dim() != 2 or ids.device != self.device or ids.numel() == 0:
             return False
@@ -427,10 +442,12 @@ class Stack:
         for p, at in self.watched:
             if "weight" not in p or p["weight"].data_ptr() != at:
                 return False
+        if not goes_on and self.now() != self.places:
+            return False
         if self.packed is not None and self.packed != self.versions():
             _attention._fallback("parameters that were written after the stack packed them; patch() again")
             return False
-        return self.watch.changed() is None
+        return self.watch.changed(not goes_on) is None
 
     def run(self, ids, mask, positions, cache, use_cache, keep, kwargs):
         """(logits, cache) of a call of the model, or None: then nothing has happened."""

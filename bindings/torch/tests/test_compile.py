@@ -193,6 +193,30 @@ def test_patched_models_compile_whole():
         superop.unpatch(model)
 
 
+def test_a_module_put_in_since_is_compiled_anew():
+    class Adapted(nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base, self.more = base, nn.Linear(base.in_features, base.out_features, device=base.weight.device)
+
+        def forward(self, x):
+            return self.base(x) + self.more(x)
+
+    for device in DEVICES:
+        model = make(qwen2, device)
+        superop.patch(model, stack=False)
+        f = torch.compile(model, backend="eager", dynamic=True)
+        x = ids(1, 9, device)
+        with torch.no_grad():
+            f(x, use_cache=False)
+            mlp = model.model.layers[1].mlp
+            mlp.up_proj = Adapted(mlp.up_proj)
+            got = f(x, use_cache=False).logits
+            superop.unpatch(model)
+            near(model(x, use_cache=False).logits, got)
+        torch._dynamo.reset()
+
+
 def test_inductor_goes_on():
     if DEVICES == ["cpu"] and not shutil.which("g++"):
         raise Skip("inductor wants g++ on a CPU")

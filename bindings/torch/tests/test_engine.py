@@ -102,6 +102,9 @@ def test_gradients_go_back_through_a_cache():
             grads.append(torch.autograd.grad(torch.cat(parts, 1).square().sum(), list(e.parameters())))
         for a, b in zip(*grads):
             near(a, b)
+        _, _, past = e(x[:, :5], use_cache=True)  # and where no more than that is to be trained
+        e.requires_grad_(False)
+        assert e(x[:, 5:], past_key_value=past)[0].requires_grad
 
 
 def test_projections_that_were_replaced_or_are_listened_to():

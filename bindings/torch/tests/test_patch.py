@@ -1,5 +1,6 @@
 """superop.patch(model) against eager, in every way that ragged data arrives."""
 
+import copy
 import importlib.util
 import io
 import itertools
@@ -272,6 +273,43 @@ def test_gradients_go_through_a_cache():
         superop.unpatch(model)
         for a, b in zip(*grads):
             near(a, b)
+
+
+def test_a_learned_prefix_gets_its_gradients():
+    from transformers import DynamicCache
+
+    for device, model in everywhere([qwen2]):
+        model.requires_grad_(False)
+        x, grads = ids(1, 5, device), []
+        torch.manual_seed(0)
+        shape = (1, model.config.num_key_value_heads, 3, model.model.layers[0].self_attn.head_dim)
+        prefix = [torch.randn(shape, device=device, requires_grad=True) for _ in range(2 * len(model.model.layers))]
+        for patched in (False, True):
+            if patched:
+                superop.patch(model, stack=False)
+            cache = DynamicCache()
+            for i in range(len(model.model.layers)):
+                cache.update(prefix[2 * i], prefix[2 * i + 1], i)
+            grads.append(torch.autograd.grad(model(x, past_key_values=cache).logits.square().mean(), prefix))
+        superop.unpatch(model)
+        for a, b in zip(*grads):
+            assert a.abs().max() > 0
+            near(a, b)
+
+
+def test_tensors_of_a_trace_stay_in_it():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for device, model in everywhere([qwen2]):
+        model.set_attn_implementation("superop")
+        x = ids(1, 29, device)
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            model(torch.zeros(1, 29, dtype=torch.long, device=device))
+        with torch.no_grad():
+            got = model(x).logits
+            assert type(got) is torch.Tensor
+            model.set_attn_implementation("eager")
+            near(model(x).logits, got)
 
 
 def test_weights_of_attention_are_eagers():
@@ -623,6 +661,27 @@ def test_a_growing_cache_is_a_cache():
         change(a), change(b)
         assert torch.equal(a.layers[0].keys, b.layers[0].keys) and torch.equal(a.layers[0].values, b.layers[0].values)
         assert a.get_seq_length() == b.get_seq_length()
+
+    def search(c):
+        """Two ways on from one place, then on with the first; keys of which every other is left; a second layer
+        of the same keys."""
+        one = c.layers[0]
+        put = lambda layer, x: layer.update(torch.full((2, 2, 2, 4), x), torch.full((2, 2, 2, 4), -x))  # noqa: E731
+        put(one, 1.0)
+        root = one.keys, one.values
+        first = put(one, 2.0)
+        one.keys, one.values = root
+        put(one, 3.0)
+        one.keys, one.values = first
+        put(one, 4.0)
+        one.keys, one.values = one.keys[:, :, ::2], one.values[:, :, ::2]
+        kept = put(one, 5.0)
+        other = copy.copy(one)
+        put(other, 6.0)
+        put(one, 7.0)
+        return torch.cat([*one.keys, *other.keys, *first[0], *kept[1]], 1)
+
+    assert torch.equal(search(a), search(b))
     fresh = DynamicCache()
     grow(fresh)
     fresh.update(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4), 0)

@@ -3,6 +3,8 @@
 import copy
 import gc
 import inspect
+import itertools
+import pickle
 import warnings
 import weakref
 
@@ -259,6 +261,89 @@ def test_parameters_are_read_where_they_are():
             got = run(model)
             superop.unpatch(model)
             near(run(model), got)
+
+
+def test_any_parameter_that_was_replaced_is_seen():
+    def new(p):
+        return torch.nn.Parameter(torch.randn_like(p))
+
+    def other(module, name="weight"):
+        setattr(module, name, new(getattr(module, name)))
+
+    def data(module):
+        module.weight.data = new(module.weight).data
+
+    def bound(module):
+        module.forward = lambda x: 2 * type(module).forward(module, x)
+
+    def parametrized(module):
+        class Twice(torch.nn.Module):
+            def forward(self, p):
+                return 2 * p
+
+        torch.nn.utils.parametrize.register_parametrization(module, "weight", Twice())
+
+    changes = [
+        (other, lambda layer: layer.mlp.up_proj),
+        (data, lambda layer: layer.self_attn.q_proj),
+        (lambda m: other(m, "bias"), lambda layer: layer.self_attn.k_proj),
+        (other, lambda layer: layer.input_layernorm),
+        (bound, lambda layer: layer.mlp),
+        (bound, lambda layer: layer.self_attn.o_proj),
+        (parametrized, lambda layer: layer.mlp.down_proj),
+    ]
+    for device, (change, where) in itertools.product(DEVICES, changes):
+        model, patch = stacked(qwen2, device)
+        x = ids(1, 12, device)
+        done = patch()
+        with torch.no_grad():
+            assert is_held(model(x, logits_to_keep=1).past_key_values) and done.stack
+            before = model(x, logits_to_keep=1).logits
+            change(where(model.model.layers[1]))
+            got = model(x, logits_to_keep=1).logits
+            superop.unpatch(model)
+            near(model(x, logits_to_keep=1).logits, got)
+            assert (before - got).abs().max() > 1e-3
+
+
+def test_a_head_to_be_trained_and_dropout_go_layer_by_layer():
+    for device, model, patch in every([qwen2]):
+        patch()
+        model.requires_grad_(False)
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        superop.unpatch(model)
+        patch()
+        x = ids(1, 6, device)
+        model(x, logits_to_keep=1).logits.sum().backward()
+        assert model.lm_head.weight.grad.abs().max() > 0
+    model, patch = stacked(qwen2, attention_dropout=0.5)
+    patch()
+    model.train()
+    with torch.no_grad():
+        x = ids(1, 12, "cpu")
+        assert (model(x, logits_to_keep=1).logits - model(x, logits_to_keep=1).logits).abs().max() > 1e-3
+
+
+def test_layers_outlive_their_cache_and_are_pickled():
+    for device, model, patch in every([qwen2]):
+        x = ids(2, 12, device)
+
+        def kept(m):
+            layers = m(x, logits_to_keep=1).past_key_values.layers
+            return torch.stack([layer.keys for layer in layers] + [layer.values for layer in layers])
+
+        near(*both(model, patch, kept))
+
+        def pickled(m):
+            cache = pickle.loads(pickle.dumps(m(x, logits_to_keep=1).past_key_values))
+            return m(x[:, :1], past_key_values=cache).logits
+
+        with torch.no_grad():
+            got = pickled(model)
+            for dtype in (torch.float32, torch.bfloat16):
+                near(model(x, attention_mask=torch.ones_like(x, dtype=dtype), logits_to_keep=1).logits, model(x).logits[:, -1:])
+            superop.unpatch(model)
+            near(pickled(model), got)
 
 
 def test_parameters_that_were_packed_and_written_since():
