@@ -41,7 +41,10 @@ for tool in $tools; do
         [ $# = 0 ] || echo " $* " | grep -q " $row " && echo "$tool $op $row"
     done
 done >"$logs/all"
-xargs -P "${JOBS:-$(nproc)}" -L 1 sh -c '
+for row in "$@"; do
+    grep -q " $row\$" "$logs/all" || { echo "FAILED sanitizer $tools: there is no row $row" && end 0 1 0; }
+done
+xargs -r -P "${JOBS:-$(nproc)}" -L 1 sh -c '
     log=$logs/$0.$1.$2
     case $1 in
     *,*) set -- "$superop" bench -m "synth:$shapes/${1%,*}.json" -b "${1#*,}" --sweep 64 --lengths 20:21 --device cuda ;;
@@ -54,6 +57,10 @@ while read -r tool op row; do
     log=$logs/$tool.$op.$row result=$(cat "$logs/$tool.$op.$row.result")
     if [ "$result" = 0 ] && grep '^no case ran' "$log"; then
         skipped=$((skipped + 1))
+    elif [ "$op" = "${op%,*}" ] && ! grep -q '^[1-9][0-9]* passed, 0 failed' "$log"; then
+        failed=$((failed + 1))
+        echo "FAILED sanitizer $tool of $row ($op): nothing was checked, exit $result:"
+        head -60 "$log"
     elif [ "$result" = 0 ] && grep -q 'ERROR SUMMARY: 0 errors\|RACECHECK SUMMARY: 0 hazards' "$log"; then
         passed=$((passed + 1))
         echo "$tool $row: $(grep ' passed, ' "$log" | tail -1)"

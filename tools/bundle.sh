@@ -23,7 +23,11 @@ done
 # The words that CUTLASS wants beside what was made of its headers.
 cutlass=$(sed -n 's/^SOP_CUTLASS:PATH=//p' "$build/CMakeCache.txt")
 if [ -n "$cutlass" ]; then
-    cp "$cutlass"/../../../nvidia_cutlass-*.dist-info/licenses/LICENSE.txt "$room/LICENSE.CUTLASS"
+    for license in "$cutlass"/../../../nvidia_cutlass-*.dist-info/licenses/LICENSE.txt "$cutlass"/../LICENSE.txt; do
+        [ ! -f "$license" ] || break
+    done
+    [ -f "$license" ] || { echo "bundle: no LICENSE.txt of CUTLASS beside $cutlass" >&2 && exit 1; }
+    cp "$license" "$room/LICENSE.CUTLASS"
 fi
 # It looks at the C library first, which the loader would only say in its own words.
 oldest=$(objdump -T "$room"/bin/* "$room"/lib/* | sed -n 's/.*(\?GLIBC_\(2\.[0-9]*\).*/\1/p' | sort -uV | tail -1)

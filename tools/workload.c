@@ -222,7 +222,10 @@ int workload_run(const char *name, int64_t chunk, bool as_json)
     }
     if (!loaded_model) loaded_model = json_string_value(json_object_get(w.root, "model"));
     if (!loaded_model) code = cli_fail(CLI_USAGE, "%s names no model: give -m", name);
-    sop_limits limits = {.ctx = w.longest,
+    if (!code && loaded_ctx && loaded_ctx < w.longest)
+        code = cli_fail(CLI_USAGE, "%s has a sequence of %lld tokens, --ctx allows %lld", name,
+                        (long long)w.longest, (long long)loaded_ctx);
+    sop_limits limits = {.ctx = loaded_ctx ? loaded_ctx : w.longest,
                          .max_seqs = (int32_t)w.most_seqs,
                          .max_tokens = (int32_t)chunk,
                          .kv_tokens = w.most_tokens};

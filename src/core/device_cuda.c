@@ -432,6 +432,7 @@ static sop_status cuda_record_end(sop_queue *queue, sop_graph **out)
     if (status == SOP_OK) status = outcome(q, cudaGraphUpload(g->exec, q->cuda.stream));
     (void)cudaGraphDestroy(graph);
     if (status != SOP_OK) {
+        if (g && g->exec) (void)cudaGraphExecDestroy(g->exec);
         free(g);
         return status;
     }

@@ -207,6 +207,13 @@ int main(int argc, char **argv)
         printf("skipped: %s\n0 passed, 0 failed, 1 skipped\n", sop_last_error());
         return 0;
     }
+    for (int i = 1; i < argc; i++)
+        if (!sop_op_find(argv[i])) {
+            printf("FAILED %s: no such operator; other words stand before the operators\n"
+                   "0 passed, 1 failed, 0 skipped\n",
+                   argv[i]);
+            return 1;
+        }
     if (parts < 1 || part < 0 || part >= parts) {
         printf("FAILED part=%d/%d: parts are 0 to N - 1 of N\n0 passed, 1 failed, 0 skipped\n",
                part, parts);

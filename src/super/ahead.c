@@ -134,7 +134,7 @@ static sop_status run(sop_super *s, const sop_step_item *items, const sop_step_c
     if (!together) status = one_by_one(s, class, n, false);
     if (status == SOP_OK) status = said(s, n, next, &all);
     if (status == SOP_OK && (all || s->config.guard == SOP_GUARD_OFF)) return SOP_OK;
-    if (!s->config.fallback.enable || (status != SOP_OK && !together)) return status;
+    if (status != SOP_OK && (!s->config.fallback.enable || !together)) return status;
     /* the pages up to where the sequences stood are as they were: from there again */
     SOP_TRY(sop_inputs_send(s, items, s->n_seqs));
     SOP_TRY(one_by_one(s, class, n, true));

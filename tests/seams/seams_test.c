@@ -461,6 +461,56 @@ static void with_fallback_off_the_step_fails_and_nothing_has_changed(void)
     rig_close(&r);
 }
 
+static void with_fallback_off_steps_ahead_fail_and_nothing_has_changed(void)
+{
+    for (int32_t guard = SOP_GUARD_SAMPLE; guard <= SOP_GUARD_ALWAYS; guard++)
+        for (int graphs = 0; graphs < 2; graphs++) {
+            sop_config config;
+            sop_config_defaults(&config);
+            config.guard = guard;
+            config.fallback.enable = 0;
+            struct rig r = rig_of(&config, NULL, "", 1, 128);
+            sop_super_set_graphs(r.super, graphs);
+            CHECK(sop_planner_add(sop_runtime_planner(r.rt), "rope", &row_nan) == SOP_OK);
+            atomic_store(&nan_calls, 0);
+            atomic_store(&nan_until, 0);
+            int32_t seq, id, next[N];
+            CHECK(sop_super_open(r.super, &seq) == SOP_OK);
+            sop_step_item it = {.seq = seq, .n_ids = PROMPT, .ids = prompt, .want = SOP_WANT_LAST};
+            CHECK(sop_super_step(r.super, &it, 1, &id, NULL) == SOP_OK && id == base_ids[0]);
+            it.n_ids = 1, it.ids = &id;
+            atomic_store(&nan_until, 1 << 30);
+            CHECK(sop_super_ahead(r.super, &it, 1, N - 1, next) == SOP_E_NUMERIC);
+            CHECK(sop_super_length(r.super, seq) == PROMPT);
+            atomic_store(&nan_until, 0);
+            CHECK(sop_super_ahead(r.super, &it, 1, N - 1, next) == SOP_OK);
+            CHECK(memcmp(next, base_ids + 1, (N - 1) * sizeof *next) == 0);
+            rig_close(&r);
+        }
+}
+
+/* The last rung of a ladder fits where the rows that were chosen did, whatever the threads. */
+static void the_reference_of_attention_is_always_left(void)
+{
+    sop_config config;
+    sop_config_defaults(&config);
+    config.threads = 64;
+    struct rig r = rig_of(&config, NULL, "", 1, 4096);
+    const sop_op *op = sop_op_find("attention");
+    int32_t ids[N];
+    float *logits = malloc(sizeof base_logits);
+    CHECK(generate(r.super, N, ids, logits));
+    for (int32_t i = 0; i < op->n_rows; i++)
+        if (op->rows[i].device == SOP_DEVICE_CPU && !(op->rows[i].traits & SOP_ROW_REFERENCE))
+            CHECK(sop_planner_quarantine(sop_runtime_planner(r.rt), op->rows[i].name, "a test") ==
+                  SOP_OK);
+    CHECK(generate(r.super, N, ids, logits));
+    CHECK(memcmp(ids, base_ids, sizeof ids) == 0);
+    CHECK(strstr(variants_of(r.super).text, "attention_ref") != NULL);
+    rig_close(&r);
+    free(logits);
+}
+
 /* ---- a giant over norm, qkv projection and rope ---- */
 
 enum { GIANT_FINE, GIANT_STATUS, GIANT_NAN, GIANT_CRASH };
@@ -744,6 +794,8 @@ int main(void)
     RUN(a_row_that_yields_nan_ahead_is_replaced);
     RUN(a_row_that_fails_once_keeps_serving);
     RUN(with_fallback_off_the_step_fails_and_nothing_has_changed);
+    RUN(with_fallback_off_steps_ahead_fail_and_nothing_has_changed);
+    RUN(the_reference_of_attention_is_always_left);
     RUN(a_giant_that_returns_a_status_is_quarantined_across_a_restart);
     RUN(a_giant_that_yields_nan_is_quarantined_across_a_restart);
     RUN(a_giant_that_crashed_is_known_from_the_journal_at_the_next_start);

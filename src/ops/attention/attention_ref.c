@@ -268,9 +268,13 @@ sop_status sop_attention_reference(const sop_call *call, const sop_judge *judge)
     const sop_attention_desc *d = call->desc;
     const int32_t *q_start = call->args[SOP_ATTENTION_Q_START].data;
     struct sequence job = {.call = call, .judge = judge};
-    for (; job.s < sop_live(call, SOP_ATTENTION_LIVE, d->seqs); job.s++)
-        sop_parallel(call->queue, (q_start[job.s + 1] - q_start[job.s]) * d->heads, 1, some_rows,
-                     &job);
+    for (; job.s < sop_live(call, SOP_ATTENTION_LIVE, d->seqs); job.s++) {
+        const int64_t rows = (q_start[job.s + 1] - q_start[job.s]) * d->heads;
+        if (call->split->word[0]) /* on all workers */
+            sop_parallel(call->queue, rows, 1, some_rows, &job);
+        else
+            some_rows(&job, 0, rows, 0);
+    }
     return SOP_OK;
 }
 
@@ -278,11 +282,12 @@ sop_status sop_attention_plan_ref(const void *desc, const int32_t *params, const
                                   size_t budget, sop_split *split)
 {
     const sop_attention_desc *d = desc;
-    const size_t bytes = (size_t)(facts->workers * row_doubles(d)) * sizeof(double);
+    const size_t row = (size_t)row_doubles(d) * sizeof(double), all = (size_t)facts->workers * row;
+    const size_t bytes = all <= budget ? all : row; /* the last of a ladder takes little */
     (void)params;
     if (bytes > budget)
         return sop_fail(SOP_E_LIMIT, "attention: %zu bytes of scratch, %zu allowed", bytes, budget);
-    *split = (sop_split){.scratch_bytes = bytes};
+    *split = (sop_split){.word = {bytes == all}, .scratch_bytes = bytes};
     return SOP_OK;
 }
 
