@@ -14,6 +14,7 @@ static const char *verb_name = "";
 
 #undef cli_fail
 #undef cli_status
+#undef cli_unknown
 int cli_fail(int code, const char *fmt, ...)
 {
     va_list ap;

@@ -65,12 +65,13 @@ int cli_run(const cli_verb *verb, int argc, char **argv);
 __attribute__((format(printf, 2, 3))) int cli_fail(int code, const char *fmt, ...);
 /* The library's last sentence; the exit code that fits the status. */
 int cli_status(sop_status s);
+/* No such thing: names the nearest of n candidates, if one is near. Returns CLI_USAGE. */
+int cli_unknown(const char *what, const char *given, const char *const *known, int n);
 #ifdef __clang_analyzer__ /* it sees one file at a time: here it learns that no failure is CLI_OK */
 #define cli_fail(code, ...) ((void)cli_fail(code, __VA_ARGS__), (code))
 #define cli_status(s) ((void)cli_status(s), CLI_FAILED)
+#define cli_unknown(...) ((void)cli_unknown(__VA_ARGS__), CLI_USAGE)
 #endif
-/* No such thing: names the nearest of n candidates, if one is near. Returns CLI_USAGE. */
-int cli_unknown(const char *what, const char *given, const char *const *known, int n);
 
 /* The op of a name, and the desc of the arguments after it ("m=1 n=4608"); *desc is the caller's to
  * free; packed: its weights lie in every layout, as a model's would, where the arguments name none.
