@@ -139,6 +139,8 @@ check "lengths that go down are said" usage "40:30: give FROM:TO" \
 printf '{"steps":[[3,40],[1],[130,2,9]]}' >"$tmp/steps.json"
 check "a workload is run in chunks" prints "3 of 3 shapes served" \
     "$superop" bench --workload "$tmp/steps.json" -m "$shape" --chunk 32
+check "a workload longer than the context is said" usage "a sequence of 130 tokens, --ctx allows 129" \
+    "$superop" bench --workload "$tmp/steps.json" -m "$shape" --ctx 129
 check "a wrong workload brings the nearest" usage "did you mean 'field'?" \
     "$superop" bench --workload feild
 printf '{"steps":[[3,0]]}' >"$tmp/steps.json"

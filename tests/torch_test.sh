@@ -57,6 +57,7 @@ count() { # MODULE THREADS
 count test_ops 2
 count test_gradients 1
 count test_attention 1
+count test_cache 1
 count test_patch 1
 count test_stack 1
 count test_engine 1
