@@ -359,10 +359,11 @@ SOP_DEV void few_hint(const CUtensorMap *map, int token, int part, int head, int
 SOP_DEV void few_copy(uint32_t to, const CUtensorMap *map, int token, int part, int head, int page,
                       uint32_t full)
 {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
-                 "l"(map), "r"(0), "r"(token), "r"(part), "r"(head), "r"(page), "r"(full)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),
+        "l"(map), "r"(0), "r"(token), "r"(part), "r"(head), "r"(page), "r"(full), "l"(sop_once())
+        : "memory");
 }
 /* What the kernel before may have written, read where it stands. */
 SOP_DEV int few_read(const int32_t *p)

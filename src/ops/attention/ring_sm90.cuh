@@ -80,10 +80,11 @@ SOP_DEV void ring_copy(uint32_t slot, const uint8_t *pool, const int64_t (&halve
             const uint8_t *from = pool + halves[h] * 2 + own;
 #pragma unroll
             for (int i = 0; i < 8; i += ROWS, from += step)
-                asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
-                                 ring_chunk<R>(slot, h * 8 + i + row, c)),
-                             "l"(from)
-                             : "memory");
+                asm volatile(
+                    "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                        ring_chunk<R>(slot, h * 8 + i + row, c)),
+                    "l"(from), "l"(sop_once())
+                    : "memory");
         }
     } else {
 #pragma unroll
@@ -92,10 +93,11 @@ SOP_DEV void ring_copy(uint32_t slot, const uint8_t *pool, const int64_t (&halve
             const int64_t at =
                 (row < 8 ? halves[0] : halves[1]) + (int64_t)(row % 8) * token + c * 8;
             const bool live = FULL || (row >= lo && row < hi);
-            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                             ring_chunk<R>(slot, row, c)),
-                         "l"(live ? pool + at * 2 : pool), "r"(live ? 16 : 0)
-                         : "memory");
+            asm volatile(
+                "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
+                    ring_chunk<R>(slot, row, c)),
+                "l"(live ? pool + at * 2 : pool), "r"(live ? 16 : 0), "l"(sop_once())
+                : "memory");
         }
     }
 }

@@ -31,6 +31,14 @@ SOP_DEV void sop_begin(void)
     grid_wait();
 }
 
+/* A policy of loads: what they bring is read once, and is the first to leave the L2. */
+SOP_DEV uint64_t sop_once(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 SOP_DEV float sop_to_float(float x)
 {
     return x;

@@ -64,6 +64,13 @@ SOP_DEV void tma_load_2d(uint32_t dst, const CUtensorMap *map, int x, int y, uin
                  "[%0], [%1, {%2, %3}], [%4];"
                  ::"r"(dst), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
 }
+/* The same of what is read once. */
+SOP_DEV void tma_load_2d_once(uint32_t dst, const CUtensorMap *map, int x, int y, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
+                 ::"r"(dst), "l"(map), "r"(x), "r"(y), "r"(bar), "l"(sop_once()) : "memory");
+}
 /* The same into several CTAs of the cluster (bit i of mask: CTA i), same offsets in each. */
 SOP_DEV void tma_load_2d_multicast(uint32_t dst, const CUtensorMap *map, int x, int y, uint32_t bar,
                                    uint16_t mask)
@@ -78,12 +85,26 @@ SOP_DEV void tma_load_3d(uint32_t dst, const CUtensorMap *map, int x, int y, int
                  "[%0], [%1, {%2, %3, %4}], [%5];"
                  ::"r"(dst), "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar) : "memory");
 }
+SOP_DEV void tma_load_3d_once(uint32_t dst, const CUtensorMap *map, int x, int y, int z,
+                              uint32_t bar)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;"
+                 ::"r"(dst), "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "l"(sop_once()) : "memory");
+}
 SOP_DEV void tma_load_4d(uint32_t dst, const CUtensorMap *map, int x, int y, int z, int w,
                          uint32_t bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6];"
                  ::"r"(dst), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar) : "memory");
+}
+/* Bytes without a map, a multiple of 16 at multiples of 16, read once. */
+SOP_DEV void bulk_load_once(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;"
+                 ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(sop_once()) : "memory");
 }
 /* From shared memory; writers call fence_async() before the barrier. */
 SOP_DEV void tma_store_2d(const CUtensorMap *map, uint32_t src, int x, int y)

@@ -119,7 +119,7 @@ static __global__ __launch_bounds__(FEW_THREADS) void sop_few_sm90(
     const int row = (tile - p.tile[j]) * p.rows; /* first of the tile */
     auto load_w = [&](int i, int s) {
         mbar_expect_tx(full + 8 * s, stage);
-        tma_load_3d(base + s * stage, &maps.w[j], 0, row, (first + i) * BLOCKS, full + 8 * s);
+        tma_load_3d_once(base + s * stage, &maps.w[j], 0, row, (first + i) * BLOCKS, full + 8 * s);
     };
     auto load_x = [&](int i, int s) {
         tma_load_3d(base + s * stage + BLOCKS * block, &maps.x, 0, 0, (first + i) * BLOCKS,

@@ -233,8 +233,8 @@ static __global__ __launch_bounds__(S::THREADS, 1) void sop_planes_sm90(
     auto fill = [&] {
         if (tid != 0 || to_fill <= 0) return;
         mbar_expect_tx(full + 8 * f_stage, p.rows * S::PITCH * 4);
-        tma_load_2d(ring + f_stage * stage_bytes, &maps.w[f_j], (k0 + f_k) * S::PITCH, f_row,
-                    full + 8 * f_stage);
+        tma_load_2d_once(ring + f_stage * stage_bytes, &maps.w[f_j], (k0 + f_k) * S::PITCH, f_row,
+                         full + 8 * f_stage);
         to_fill--;
         if (++f_stage == S::DEPTH) f_stage = 0;
         if (++f_k == k_units && to_fill > 0) {

@@ -117,7 +117,8 @@ static __global__ __launch_bounds__(SKINNY_THREADS) void sop_skinny_sm90(
             const uint32_t to = base + v.stage * stage, bar = full + 8 * v.stage;
             mbar_expect_tx(bar, BLOCKS * 128 * (p.rows + COLUMNS));
             for (int h = 0; h < BLOCKS; h++)
-                tma_load_2d(to + h * block, &maps.w[v.j], (v.kb * BLOCKS + h) * 64, v.row, bar);
+                tma_load_2d_once(to + h * block, &maps.w[v.j], (v.kb * BLOCKS + h) * 64, v.row,
+                                 bar);
         };
         const int late = total > 4 * p.stages ? total : max(p.stages - 3, 1); /* loads left */
         if (total - ahead < late) grid_go();

@@ -410,9 +410,10 @@ static __global__ __launch_bounds__(S::THREADS, S::CTAS) void sop_stream_sm90(
             mbar_expect_tx(bar, S::STAGE);
             if (S::PLAIN)
                 for (int i = 0; i < S::K / 64; i++)
-                    tma_load_2d(to + i * 8192, &maps.w[next.j], next.kb * S::K + i * 64, row, bar);
+                    tma_load_2d_once(to + i * 8192, &maps.w[next.j], next.kb * S::K + i * 64, row,
+                                     bar);
             else /* boxes start at multiples of 16 bytes */
-                tma_load_2d(to, &maps.w[next.j], next.kb * S::WORDS & ~3, row, bar);
+                tma_load_2d_once(to, &maps.w[next.j], next.kb * S::WORDS & ~3, row, bar);
         }
         to_fill--;
         stream_next<S>(&next, p, nk, n_tiles, S::DEPTH);

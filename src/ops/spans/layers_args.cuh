@@ -147,14 +147,6 @@ SOP_DEV void layers_copied(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 }
-SOP_DEV void layers_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
-{
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(to),
-        "l"(from), "r"(bytes), "r"(bar)
-        : "memory");
-}
 
 /* ---- mail ---- */
 

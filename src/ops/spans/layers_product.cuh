@@ -221,9 +221,9 @@ SOP_DEV void layers_ask(const layers_wanted<M, HEADS> *wanted, const layers_own 
         if (lane == 0) mbar_expect_tx(r.full + r.slot * 8, all);
         __syncwarp();
         if (some)
-            layers_bulk(r.at + r.slot * layers_slot<HEADS>::BYTES +
-                            lane * layers_slot<HEADS>::PITCH,
-                        from, row, r.full + r.slot * 8);
+            bulk_load_once(r.at + r.slot * layers_slot<HEADS>::BYTES +
+                               lane * layers_slot<HEADS>::PITCH,
+                           from, row, r.full + r.slot * 8);
         layers_turn(r, LAYERS_ASKERS);
         for (slot += LAYERS_ASKERS; slot >= SLOTS; slot -= SLOTS) l++;
     }

@@ -14,15 +14,6 @@ SOP_DEV const char *layer_row(const layer_args &p, int layer, int unit, int half
     return (const char *)((const T *)p.own[layer].w[j] + (int64_t)row * shape.k);
 }
 
-SOP_DEV void layer_bulk(uint32_t to, const void *from, int bytes, uint32_t bar)
-{
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(to),
-        "l"(from), "r"(bytes), "r"(bar)
-        : "memory");
-}
-
 /* All slots of all layers, in the order in which they are used. visit(rows, where, bytes, pitch): where(i)
  * tells where row i is, of so many bytes; pitch: from row to row in the slot. What it takes for a slot is all
  * that lies between one and the next. */
@@ -87,7 +78,7 @@ SOP_DEV void layer_ask(const layer_args &p, const layer_plan &plan, uint32_t bas
             mbar_wait(bars + 8 * (LAYER_EMPTY + r.slot), r.phase ^ 1);
             mbar_expect_tx(full, rows * bytes);
 #pragma unroll 1
-            for (int i = 0; i < rows; i++) layer_bulk(to + i * pitch, where(i), bytes, full);
+            for (int i = 0; i < rows; i++) bulk_load_once(to + i * pitch, where(i), bytes, full);
             others = LAYER_ASKERS;
         }
         if (sent >= p.window) layer_turn(came, p.ring);
