@@ -9,12 +9,13 @@ struct ring_choice {
 };
 template <typename T, int HEAD> static ring_choice choice(void)
 {
-    return {sop_decode_ring_sm90<T, HEAD>, ring_decode<HEAD>::BYTES};
+    return {sop_decode_ring_sm90<T, HEAD>, ring_decode<HEAD>::SHARED};
 }
 template <typename T> static ring_choice choice_of(const sop_attention_desc *d)
 {
     switch (d->k) {
     case 64: return choice<T, 64>();
+    case 128: return choice<T, 128>();
     case 256: return choice<T, 256>();
     default: return {NULL, 0};
     }
@@ -27,7 +28,7 @@ extern "C" const char *sop_attention_decode_ring_refuse(const void *desc)
     if (why) return why;
     if (d->alibi) return "alibi is not taken";
     if (d->q_dtype == SOP_F32) return "q is not of 16 bits";
-    if (!choice_of<__half>(d).kernel) return "heads are not of 64 or 256";
+    if (!choice_of<__half>(d).kernel) return "heads are not of 64, 128 or 256";
     if (d->kv_heads > 65535) return "over 65,535 KV heads";
     return NULL;
 }

@@ -1,8 +1,9 @@
 /* Few queries, as in decode_sm80.cuh, whose list of the work and mail this kernel has; but keys and values come
  * through the rings of ring_sm90.cuh, ahead of the arithmetic without registers for them. The pages of up to
  * 16 units of a warp are looked up at once; those of the first are, as the list is, before the kernel before is
- * done. The partial result of a warp stands where the last values were that it took; these slots alone wait
- * for the merge. */
+ * done. Once it is, the first pieces are asked for by what was read early, while that is read again: where it
+ * was something else, what came is left, and all begins anew. The partial results of the warps stand beside the
+ * rings, which go on filling under the merge, in two places in turn, so that warps meet once a segment. */
 #ifndef OPS_ATTENTION_DECODE_RING_SM90_CUH
 #define OPS_ATTENTION_DECODE_RING_SM90_CUH
 
@@ -14,20 +15,22 @@ struct ring_batch {
 };
 template <typename R> struct ring_shared {
     enum { HEAD = R::HEAD };
-    enum { WIDE = HEAD >= 128, MOST = DECODE_MOST_TOKENS };
+    enum { WIDE = HEAD > 128, MOST = DECODE_MOST_TOKENS };
     uint4 q[WIDE ? HEAD / 32 : 1][WIDE ? 32 : 1]; /* registers of products: [four][lane] */
     int warp_sum[DECODE_WARPS], prefix[MOST + 1], start_token;
     int seq_of[MOST], lo_of[MOST], hi_of[MOST];
     decode_segment seg[2][DECODE_WARPS]; /* asked for by a warp; that it is at */
     ring_unit now[HEAD > 128 ? DECODE_WARPS : 1][R::BLOCKS]; /* asked for */
     ring_batch batch[DECODE_WARPS];
-    int u1[DECODE_WARPS];   /* where the CTA's units end */
-    int slot[DECODE_WARPS]; /* bytes: where a warp's partial result begins */
-    float m[DECODE_WARPS][DECODE_GROUP], l[DECODE_WARPS][DECODE_GROUP];
+    int u1[DECODE_WARPS]; /* where the CTA's units end */
+    float m[2][DECODE_WARPS][DECODE_GROUP], l[2][DECODE_WARPS][DECODE_GROUP];
 };
 
-/* Heads up to 64 take two units at a time. More than 8 KB a warp only waits for memory. */
+/* Heads up to 64 take two units at a time. More than two slots a warp only wait for memory. */
 template <int HEAD> struct ring_decode : ring_of<HEAD, HEAD <= 64 ? 2 : 1, 8192> {
+    typedef ring_of<HEAD, HEAD <= 64 ? 2 : 1, 8192> ring;
+    enum { PARTIAL = DECODE_GROUP * ring::O_PITCH * 4 }; /* bytes of a part of a partial result */
+    enum { PARTIALS = DECODE_WARPS * ring::PARTS * PARTIAL, SHARED = ring::BYTES + 2 * PARTIALS };
 };
 
 /* A word that the kernel before may yet write. */
@@ -35,24 +38,35 @@ SOP_DEV int ring_peek(const int32_t *p)
 {
     return *(const volatile int32_t *)p;
 }
-/* As decode_read() does, where each sequence has one query, its own; else not sure. */
-SOP_DEV decode_query_of ring_read(const decode_args &p, bool &sure)
+/* The words that the list is made of, as a thread reads them. */
+struct ring_words {
+    int live, q0, q1, keys, end; /* end: the first query that is of no sequence */
+};
+/* live: sequences, as they likely are. */
+SOP_DEV ring_words ring_read(const decode_args &p, int live)
+{
+    const int guess = min((int)threadIdx.x, p.seqs - 1);
+    ring_words x = {p.seqs, ring_peek(p.a.q_start + guess), ring_peek(p.a.q_start + guess + 1),
+                    ring_peek(p.a.kv_len + guess), ring_peek(p.a.q_start + live)};
+    if (p.a.live) x.live = min(max(ring_peek(p.a.live), 0), p.seqs);
+    return x;
+}
+SOP_DEV bool ring_same(const ring_words &x, const ring_words &y)
+{
+    return x.live == y.live && x.q0 == y.q0 && x.q1 == y.q1 && x.keys == y.keys && x.end == y.end;
+}
+/* As decode_read() does, where each sequence has one query, its own; else not
+ * sure. */
+SOP_DEV decode_query_of ring_query_of(const decode_args &p, const ring_words &x, bool &sure)
 {
     const int i = threadIdx.x;
-    decode_query_of x = {-1, 0, 0, 0};
-    if (i >= p.tokens) return x;
-    const int guess = min(i, p.seqs - 1);
-    const int live = p.a.live ? min(max(ring_peek(p.a.live), 0), p.seqs) : p.seqs;
-    x = {guess, ring_peek(p.a.q_start + guess), ring_peek(p.a.q_start + guess + 1),
-         ring_peek(p.a.kv_len + guess)};
-    if (i >= live) {
-        x = {-1, 0, 0, 0};
-        sure = ring_peek(p.a.q_start + live) <= i;
-    } else if (x.q0 != i || x.q1 != i + 1 || x.keys < 0 ||
-               x.keys > (int64_t)p.table_stride * p.page) {
-        sure = false;
+    if (i >= p.tokens) return {-1, 0, 0, 0};
+    if (i >= x.live) {
+        sure = x.end <= i;
+        return {-1, 0, 0, 0};
     }
-    return x;
+    sure = x.q0 == i && x.q1 == i + 1 && x.keys >= 0 && x.keys <= (int64_t)p.table_stride * p.page;
+    return {i, x.q0, x.q1, x.keys};
 }
 
 template <typename T, int HEAD>
@@ -71,10 +85,12 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
     const int n_heads = decode_heads(p);
     const uint32_t own_ring = ring_address(ring_memory) + warp * (SLOTS * ring::PIECE);
 
-    /* What is asked for, units ahead of those that are computed, across segments: of a batch of 16, lane
-     * 2 i + h has the page of half h of unit i; the next batch is looked up meanwhile. */
+    /* What is asked for, units ahead of those that are computed, across segments:
+   * of a batch of 16, lane 2 i + h has the page of half h of unit i; the next
+   * batch is looked up meanwhile. */
     decode_segment &ahead = sh.seg[0][warp], &seg = sh.seg[1][warp]; /* rarely read */
-    int u0, &u1 = sh.u1[warp];
+    int share = 0, &u1 = sh.u1[warp];
+    bool more = false; /* a unit left for this CTA */
     auto to_segment = [&](decode_segment &s, int at) {
         decode_segment x = s;
         __syncwarp(); /* all lanes have read it */
@@ -105,15 +121,19 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
                          }
     };
     auto begin = [&] { /* false: there is nothing to do */
-                       u0 = blockIdx.x * decode_share(p, sh.prefix);
-                       u1 = min(sh.prefix[DECODE_MOST_TOKENS] * n_heads,
-                                u0 + decode_share(p, sh.prefix));
+                       share = decode_share(p, sh.prefix);
+                       const int u0 = blockIdx.x * share;
+                       u1 = min(sh.prefix[DECODE_MOST_TOKENS] * n_heads, u0 + share);
                        __syncwarp();
                        if (u0 >= u1) return false;
-                       ahead.token = seg.token = sh.start_token;
+                       ahead.token = sh.start_token;
                        __syncwarp();
                        to_segment(ahead, u0);
-                       u = ahead.begin + warp;
+                       const decode_segment x = ahead;
+                       seg = x;
+                       __syncwarp();
+                       more = x.begin < x.end;
+                       u = x.begin + warp;
                        left = 0;
                        look_up();
                        return true;
@@ -143,36 +163,6 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         x = y; /* one write of each lane */
     };
 
-    /* The list is made while the kernel before ends, of words that it may yet change; and again, if it did. */
-    grid_go();
-    bool sure = true, any = false;
-    decode_query_of mine = ring_read(p, sure);
-    bool known = __syncthreads_and(sure);
-#pragma unroll 1
-    for (int again = 0; again < 2; again++) {
-        if (again) mine = decode_read(p);
-        if (known || again) {
-            decode_list(p, sh, mine);
-            any = begin();
-        }
-        if (again) break;
-        grid_wait();
-        const decode_query_of now = ring_read(p, sure);
-        if (next_at >= 0) tab_next = ring_peek(p.a.table + next_at);
-        known = __syncthreads_and(known && sure && now.s == mine.s && now.keys == mine.keys);
-        if (known) break;
-    }
-    const int *seq_of = sh.seq_of, *lo_of = sh.lo_of, *hi_of = sh.hi_of;
-    /* queries that see nothing */
-    for (int i = blockIdx.x; i < p.tokens; i += gridDim.x) {
-        if (seq_of[i] < 0 || hi_of[i] > lo_of[i]) continue;
-        for (int e = tid; e < p.heads * HEAD; e += WARPS * 32)
-            ((QO *)p.a.o)[i * p.o_stride + e / HEAD * p.o_head + e % HEAD] = sop_from_float<QO>(0);
-        for (int h = tid; p.a.lse && h < p.heads; h += WARPS * 32)
-            p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
-    }
-    if (!any) return;
-
     uint32_t qf[WIDE ? 4 : HEAD / 8];
     auto fetch_q = [&] {
         const int i = seg.head % p.parts * GROUP + g; /* of the group */
@@ -192,8 +182,6 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
     auto put_q = [&] {
         if (WIDE && warp < HEAD / 32) sh.q[warp][lane] = {qf[0], qf[1], qf[2], qf[3]};
     };
-    bool more = next_segment(u0);
-    if (more) fetch_q(); /* before keys and values, behind which it would have to wait */
 
     ring_unit narrow_now[BLOCKS];
     ring_unit(&now)[BLOCKS] = PARTS == 2 ? sh.now[warp] : narrow_now;
@@ -207,15 +195,57 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         if (now[0].what) ring_ask<ring, SUB>(p, own_ring + slot, now);
         ring_commit();
     };
-    ask(ring_sub<0>(), 0);
-    ask(ring_sub<1>(), ring::PIECE);
-    if constexpr (SLOTS > 2) ask(ring_sub<2>(), 2 * ring::PIECE);
-    if constexpr (SLOTS > 3) ask(ring_sub<3>(), 3 * ring::PIECE);
-    if constexpr (SLOTS > 4) ask(ring_sub<4>(), 4 * ring::PIECE);
-    if constexpr (SLOTS > 5) ask(ring_sub<5>(), 5 * ring::PIECE);
-    static_assert(SLOTS >= 2 && SLOTS <= 6, "as above");
 
-    int slot = 0;
+    /* The list is made while the kernel before ends, of words that it may yet
+   * change; and again, if it did. */
+    grid_go();
+    bool sure = true, any = false;
+    ring_words was = ring_read(p, p.seqs);
+    if (was.live != p.seqs) was.end = ring_peek(p.a.q_start + was.live);
+    decode_query_of mine = ring_query_of(p, was, sure);
+    bool early = __syncthreads_and(sure);
+#pragma unroll 1
+    for (;;) {
+        if (!early) {
+            grid_wait();
+            mine = decode_read(p);
+        }
+        decode_list(p, sh, mine);
+        any = begin();
+        const int64_t tab_at = next_at;
+        const int tab_was = tab_next;
+        bool same = true; /* so far */
+        if (early) {
+            same = __all_sync(~0u, tab_at < 0 || (uint32_t)tab_was < (uint32_t)p.pages);
+            grid_wait();
+        }
+        const ring_words is = ring_read(p, was.live);
+        const int tab_is = tab_at >= 0 ? ring_peek(p.a.table + tab_at) : 0;
+        if (any && same) {
+            if (more)
+                fetch_q(); /* before keys and values, behind which it would have to wait
+                    */
+            ask(ring_sub<0>(), 0);
+            ask(ring_sub<1>(), ring::PIECE);
+            static_assert(SLOTS == 2, "as above");
+        }
+        if (!early) break;
+        early = __syncthreads_and(same && ring_same(was, is) && tab_was == tab_is);
+        if (early) break;
+        ring_wait<0>();
+    }
+    const int *seq_of = sh.seq_of, *lo_of = sh.lo_of, *hi_of = sh.hi_of;
+    /* queries that see nothing */
+    for (int i = blockIdx.x; i < p.tokens; i += gridDim.x) {
+        if (seq_of[i] < 0 || hi_of[i] > lo_of[i]) continue;
+        for (int e = tid; e < p.heads * HEAD; e += WARPS * 32)
+            ((QO *)p.a.o)[i * p.o_stride + e / HEAD * p.o_head + e % HEAD] = sop_from_float<QO>(0);
+        for (int h = tid; p.a.lse && h < p.heads; h += WARPS * 32)
+            p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
+    }
+    if (!any) return;
+
+    int slot = 0, turn = 0; /* turn: of two places for the partial results of a segment */
     auto further = [&] { slot = slot == (SLOTS - 1) * ring::PIECE ? 0 : slot + ring::PIECE; };
     if (WIDE) {
         put_q();
@@ -223,9 +253,10 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
     }
     while (more) {
         float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
+        decode_end end = decode_end_of(p, seg, share, warp);
+        asm volatile("" : "+r"(end.first), "+r"(end.last), "+r"(end.head)); /* now, not then */
 #pragma unroll 1
         for (int x = seg.begin + warp; x < seg.end; x += WARPS * BLOCKS) {
-            const bool last = x + WARPS * BLOCKS >= seg.end;
             float s[BLOCKS][4] = {}, s1[4];
             uint32_t b[BLOCKS][2];
 #pragma unroll
@@ -261,46 +292,36 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
             ring_softmax<T, ring>(p, s, from, to, o, m, l, b);
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
-                if (part && last)
-                    ring_wait<SLOTS - 2>(); /* nothing was asked for since */
-                else
-                    ring_wait<SLOTS - 1>();
+                ring_wait<SLOTS - 1>();
 #pragma unroll
                 for (int k = 0; k < BLOCKS; k++)
                     ring_values<T, ring>(own_ring + slot + k * UNIT * ring::PITCH, b[k][0], b[k][1],
                                          o + part * (ring::WIDTH / 16));
                 __syncwarp();
-                if (!last) {
-                    if (part == 0)
-                        ask(ring_sub<SLOTS + PARTS>(), slot);
-                    else
-                        ask(ring_sub<SLOTS + PARTS + 1>(), slot);
-                }
+                if (part == 0)
+                    ask(ring_sub<SLOTS + PARTS>(), slot);
+                else
+                    ask(ring_sub<SLOTS + PARTS + 1>(), slot);
                 further();
             }
         }
-        /* where the last values were, if any; the slots go round */
-        const int kept = slot >= PARTS * ring::PIECE ? slot - PARTS * ring::PIECE
-                                                     : slot + (SLOTS - PARTS) * ring::PIECE;
-        const decode_segment done = seg;
-        const int warps = min((int)WARPS, done.end - done.begin); /* that had a unit */
+        const int token = seg.token;
+        const int warps = min((int)WARPS, seg.end - seg.begin); /* that had a unit */
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             for (int z = 4; z < 32; z *= 2) l[r] += __shfl_xor_sync(~0u, l[r], z);
             if (g == 0) {
-                sh.m[warp][2 * t + r] = m[r];
-                sh.l[warp][2 * t + r] = l[r];
+                sh.m[turn][warp][2 * t + r] = m[r];
+                sh.l[turn][warp][2 * t + r] = l[r];
             }
         }
-        if (lane == 0) sh.slot[warp] = kept;
-        auto piece_after = [&](int at) {
-            return at == (SLOTS - 1) * ring::PIECE ? 0 : at + ring::PIECE;
-        };
-        if (warp < warps) {
-            ring_put<ring>(own_ring + kept, o);
-            if (PARTS == 2) ring_put<ring>(own_ring + piece_after(kept), o + HEAD / 32);
-        }
-        more = next_segment(done.last);
+        uint8_t *const partials = ring_memory + ring::BYTES + turn * ring::PARTIALS;
+        if (warp < warps)
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                ring_put<ring>(ring_address(partials) + (warp * PARTS + part) * ring::PARTIAL,
+                               o + part * (HEAD / 32));
+        more = next_segment(seg.last);
         if (!WIDE && more) fetch_q(); /* they come in under the merge */
         __syncthreads();
         if (WIDE && more) { /* no warp needs the last ones */
@@ -312,24 +333,21 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         float share_of[WARPS];
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            share_of[w] = w < warps ? sh.m[w][warp] : -INFINITY;
+            share_of[w] = w < warps ? sh.m[turn][w][warp] : -INFINITY;
             top = fmaxf(top, share_of[w]);
         }
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
             share_of[w] = w < warps ? decode_exp2((share_of[w] - top) * k2) : 0;
-            den += sh.l[w][warp] * share_of[w];
+            den += sh.l[turn][w][warp] * share_of[w];
         }
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            const uint8_t *const from = ring_memory + w * (SLOTS * ring::PIECE);
-            const int at = sh.slot[w];
-            auto row =
-                [&](int d) { /* where channel d is */
-                             return (const float *)(from +
-                                                    (d < ring::WIDTH ? at : piece_after(at))) +
-                                    ring_place<ring>(warp, d % ring::WIDTH);
-                };
+            const uint8_t *const from = partials + w * (PARTS * ring::PARTIAL);
+            auto row = [&](int d) { /* where channel d is */
+                                    return (const float *)(from + d / ring::WIDTH * ring::PARTIAL) +
+                                           ring_place<ring>(warp, d % ring::WIDTH);
+            };
             const float f = share_of[w];
             if constexpr (D % 4 == 0) {
 #pragma unroll
@@ -349,12 +367,9 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
                         y[i] += f * *row(decode_own<HEAD>::channel(i));
             }
         }
-        __syncthreads(); /* what is in the slots is no longer needed */
-        if (warp < warps) {
-            ask(ring_sub<SLOTS + PARTS>(), kept);
-            if constexpr (PARTS == 2) ask(ring_sub<SLOTS + PARTS + 1>(), piece_after(kept));
-        }
-        decode_finish<QO, HEAD>(p, done, decode_share(p, sh.prefix), warp, lane, top, den, y);
+        decode_finish<QO, HEAD, 8>(p, end, token, warp, lane, top, den, y);
+        if (WIDE && more) __syncthreads(); /* all queries are there */
+        turn ^= 1;
     }
     ring_wait<0>();
 }

@@ -550,6 +550,14 @@ SOP_DEV void decode_look2(const float *from, float &x, float &y)
                  : "memory");
 }
 
+SOP_DEV void decode_look4(const float *from, float *x)
+{
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "l"(from)
+                 : "memory");
+}
+
 /* What a thread has of a result: of head `warp` of a piece D channels, side by side or every 32nd. */
 template <int HEAD> struct decode_own {
     enum { D = (HEAD + 31) / 32, PAIRS = HEAD % 64 == 0 };
@@ -564,23 +572,35 @@ template <int HEAD> struct decode_own {
     }
 };
 
-/* The end of a segment of `share` units a CTA, whose warps are one: maximum, sum and results not yet divided.
- * To the CTA that began the (query, piece of heads), or, of that CTA, with what it is sent into the output. */
-template <typename QO, int HEAD>
-SOP_DEV void decode_finish(const decode_args &p, const decode_segment &done, int share, int warp,
+/* Where a warp's head of a segment's result goes: to be known before the result is. */
+struct decode_end {
+    int first, last; /* the CTAs that share the (query, piece of heads) */
+    int head;        /* of all; -1: the piece has fewer */
+};
+/* share: units of a CTA. */
+SOP_DEV decode_end decode_end_of(const decode_args &p, const decode_segment &s, int share, int warp)
+{
+    const int in_group = s.head % p.parts * DECODE_GROUP + warp;
+    return {s.first / share, (s.last - 1) / share,
+            in_group < p.group ? s.head / p.parts * p.group + in_group : -1};
+}
+
+/* The end of a segment, whose warps are one: maximum, sum and results not yet divided. To the CTA that began
+ * the (query, piece of heads), or, of that CTA, with what it is sent into the output. MANY: results of that
+ * many CTAs are looked at side by side, of 4 channels a thread; 0: one that waits for others is left as it is. */
+template <typename QO, int HEAD, int MANY>
+SOP_DEV void decode_finish(const decode_args &p, const decode_end &end, int token, int warp,
                            int lane, float top, float den, float (&y)[decode_own<HEAD>::D])
 {
     typedef decode_own<HEAD> own;
-    enum { D = own::D, PAIRS = own::PAIRS, GROUP = DECODE_GROUP };
-    enum { AT_A_TIME = D > 4 ? 1 : D > 2 ? 2 : 4 };
-    const int first = done.first / share, last = (done.last - 1) / share;
-    const int in_group = done.head % p.parts * GROUP + warp;
+    enum { D = own::D, PAIRS = own::PAIRS, FOURS = D % 4 == 0 && PAIRS, GROUP = DECODE_GROUP };
+    enum { AT_A_TIME = MANY == 0 ? 1 : D > 4 ? (MANY + 1) / 2 : MANY };
     const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
     auto slot_of = [&](int cta) {
         return p.mail + ((int64_t)cta * min((int)GROUP, p.group) + warp) * (HEAD + 4);
     };
-    if (in_group >= p.group) return;
-    if ((int)blockIdx.x != first) {
+    if (end.head < 0) return;
+    if ((int)blockIdx.x != end.first) {
         float *to = slot_of(blockIdx.x);
 #pragma unroll
         for (int i = 0; i < D; i++) {
@@ -590,26 +610,28 @@ SOP_DEV void decode_finish(const decode_args &p, const decode_segment &done, int
         if (lane == 0) decode_post2(to + HEAD, top, den);
         return;
     }
-    for (int from = first + 1; from <= last; from += AT_A_TIME) {
+    if (MANY == 0 && end.first < end.last) return;
+    for (int from = end.first + 1; MANY > 0 && from <= end.last; from += AT_A_TIME) {
         float x[AT_A_TIME][D], ml[AT_A_TIME][2];
         bool all;
         do {
             all = true;
 #pragma unroll
             for (int j = 0; j < AT_A_TIME; j++) {
-                if (from + j > last) break;
+                if (from + j > end.last) break;
                 const float *o_of = slot_of(from + j);
 #pragma unroll
                 for (int i = 0; i < D; i++) {
                     if (!PAIRS && own::live(i)) x[j][i] = decode_look(o_of + own::channel(i));
-                    if (PAIRS && i % 2)
+                    if (PAIRS && !FOURS && i % 2)
                         decode_look2(o_of + own::channel(i - 1), x[j][i - 1], x[j][i]);
+                    if (FOURS && i % 4 == 3) decode_look4(o_of + own::channel(i - 3), x[j] + i - 3);
                 }
                 decode_look2(o_of + HEAD, ml[j][0], ml[j][1]);
             }
 #pragma unroll
             for (int j = 0; j < AT_A_TIME; j++) {
-                if (from + j > last) break;
+                if (from + j > end.last) break;
                 all &= __float_as_uint(ml[j][0]) && __float_as_uint(ml[j][1]);
 #pragma unroll
                 for (int i = 0; i < D; i++)
@@ -618,7 +640,7 @@ SOP_DEV void decode_finish(const decode_args &p, const decode_segment &done, int
         } while (!__all_sync(~0u, all));
 #pragma unroll
         for (int j = 0; j < AT_A_TIME; j++) {
-            if (from + j > last) break;
+            if (from + j > end.last) break;
             float *o_of = slot_of(from + j);
             const float up = fmaxf(top, ml[j][0]), f0 = decode_exp2((top - up) * k2);
             const float f1 = decode_exp2((ml[j][0] - up) * k2);
@@ -633,22 +655,22 @@ SOP_DEV void decode_finish(const decode_args &p, const decode_segment &done, int
             if (lane < 2) o_of[HEAD + lane] = 0;
         }
     }
-    const int head = done.head / p.parts * p.group + in_group;
-    QO *to = (QO *)p.a.o + done.token * p.o_stride + head * p.o_head;
+    QO *to = (QO *)p.a.o + token * p.o_stride + end.head * p.o_head;
     float base = top * k2;
     if (p.a.sinks) { /* one key more, whose value is 0 */
-        const float sink = p.a.sinks[head] * 1.44269504f, up = fmaxf(base, sink);
+        const float sink = p.a.sinks[end.head] * 1.44269504f, up = fmaxf(base, sink);
         const float keep = decode_exp2(base - up);
         den = den * keep + decode_exp2(sink - up);
 #pragma unroll
         for (int i = 0; i < D; i++) y[i] *= keep;
         base = up;
     }
+    const float over = __fdividef(1, den);
 #pragma unroll
     for (int i = 0; i < D; i++)
-        if (own::live(i)) to[own::channel(i)] = sop_from_float<QO>(y[i] / den);
+        if (own::live(i)) to[own::channel(i)] = sop_from_float<QO>(y[i] * over);
     if (p.a.lse && lane == 0)
-        p.a.lse[(int64_t)done.token * p.heads + head] = (base + log2f(den)) * 0.693147181f;
+        p.a.lse[(int64_t)token * p.heads + end.head] = (base + log2f(den)) * 0.693147181f;
 }
 
 /* ---- the work ---- */
@@ -667,6 +689,9 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     enum { CODES = sizeof(C) == 1, DEEP = FIXED && HEAD * sizeof(C) <= 128 };
     enum { UNROLL = !FIXED || WIDE ? 1 : DEEP ? 3 : 2 };
     static_assert(!(CODES && WIDE), "codes of wide heads");
+    /* Parts of other CTAs at a time. Only the last segment of a CTA waits for them: behind the loop, where
+     * registers are free. */
+    enum { MAIL = FIXED ? 0 : HEAD > 64 ? 2 : 4, MAIL_BEHIND = 8 };
     typedef decode_regs<HEAD, sizeof(C)> regs;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const float k2 = p.cap > 0 ? 1 : p.scale * 1.44269504f;
@@ -778,6 +803,10 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     bool more = next_segment(u0);
     if (more) fetch_q();
     if (WIDE) __syncthreads();
+    enum { D = decode_own<HEAD>::D };
+    decode_end end = {0, 0, -1};
+    int token = 0;
+    float top, den, y[D];
     while (more) {
         float o[HEAD / 16][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0};
 
@@ -826,8 +855,9 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
         }
         __syncthreads();
         if (WIDE && more) fetch_q(); /* no warp needs the last ones */
-        enum { D = decode_own<HEAD>::D };
-        float top = -INFINITY, den = 0, y[D] = {};
+        top = -INFINITY, den = 0;
+#pragma unroll
+        for (int i = 0; i < D; i++) y[i] = 0;
 #pragma unroll 1
         for (int from = 0; from < WARPS; from += AT_ONCE) {
             if (from) __syncthreads();
@@ -856,9 +886,13 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
                                                                   decode_own<HEAD>::channel(i))];
             }
         }
-        decode_finish<QO, HEAD>(p, done, share, warp, lane, top, den, y);
+        end = decode_end_of(p, done, share, warp);
+        token = done.token;
+        decode_finish<QO, HEAD, MAIL>(p, end, token, warp, lane, top, den, y);
         __syncthreads(); /* sm_* are free */
     }
+    if (MAIL == 0 && end.first < end.last && end.first == (int)blockIdx.x)
+        decode_finish<QO, HEAD, MAIL_BEHIND>(p, end, token, warp, lane, top, den, y);
 }
 
 template <typename T, typename QO, int HEAD, bool ALIBI, typename C = T>

@@ -6,7 +6,7 @@
  *     K 0 | V 0 | K 1 | ...    a slot is asked to be filled anew as soon as its piece is used
  *
  * So that eight rows of a piece lie in different banks, chunks of 16 bytes are exchanged within rows of 128 or
- * 256 bytes, and other rows are 16 bytes longer. The partial result of a warp has room in a piece. */
+ * 256 bytes, and other rows are 16 bytes longer. */
 #ifndef OPS_ATTENTION_RING_SM90_CUH
 #define OPS_ATTENTION_RING_SM90_CUH
 
@@ -25,7 +25,6 @@ template <int OF_HEAD, int OF_BLOCKS, int OF_BYTES> struct ring_of {
     }; /* of a unit; of a warp */
     enum { BYTES = DECODE_WARPS * SLOTS * PIECE };
     enum { O_PITCH = WIDTH + (TURNED ? 0 : 4) }; /* floats of a head of a partial result */
-    static_assert(DECODE_GROUP * O_PITCH * 4 <= PIECE, "a partial result in a piece");
 };
 /* Where channel d of a head stands in a partial result. */
 template <typename R> SOP_DEV int ring_place(int head, int d)
