@@ -51,6 +51,10 @@ void sop_load_row(const void *data, int32_t dtype, int64_t i, int64_t n, double 
         for (int64_t j = 0; j < n; j++)
             out[j] = (double)sop_bf16_to_f32(((const uint16_t *)data)[i + j]);
         break;
+    case SOP_F8:
+        for (int64_t j = 0; j < n; j++)
+            out[j] = (double)sop_f8_to_f32(((const uint8_t *)data)[i + j]);
+        break;
     default:
         for (int64_t j = 0; j < n; j++) out[j] = sop_load(data, dtype, i + j);
     }

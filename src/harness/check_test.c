@@ -177,6 +177,22 @@ static void what_an_unwritten_element_holds_is_no_value_and_no_poison(void)
     }
 }
 
+static void a_row_of_elements_is_its_elements(void)
+{
+    const int32_t dtypes[] = {SOP_F64, SOP_F32, SOP_F16, SOP_BF16, SOP_F8, SOP_I8, SOP_I64};
+    enum { N = 256, FROM = 3 };
+    _Alignas(8) uint8_t data[(N + FROM) * 8];
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)(i + i / 256 * 7);
+    for (size_t k = 0; k < sizeof dtypes / sizeof *dtypes; k++) {
+        double row[N];
+        sop_load_row(data, dtypes[k], FROM, N, row);
+        for (int64_t i = 0; i < N; i++) {
+            const double one = sop_load(data, dtypes[k], FROM + i);
+            CHECK(isnan(one) ? isnan(row[i]) : row[i] == one);
+        }
+    }
+}
+
 static void a_right_row_passes_within_the_bound(void)
 {
     const sop_check_result r = result_of(NOTHING);
@@ -439,6 +455,7 @@ static void a_library_that_is_missing_is_a_skip_and_one_that_fails_a_fault(void)
 int main(void)
 {
     RUN(what_an_unwritten_element_holds_is_no_value_and_no_poison);
+    RUN(a_row_of_elements_is_its_elements);
     RUN(a_right_row_passes_within_the_bound);
     RUN(a_dropped_term_is_caught);
     RUN(an_unwritten_element_is_caught);

@@ -141,13 +141,13 @@ const char *const sop_linear_cases[] = {
     "m=20 n=96 k=512 w=f8_128 x=f8 numerics=exact",
     "m=20 n=96 k=512 w=f8_128 x=f8 y=bf16 numerics=invariant",
     "m=1 n=17100 k=128 w=f8_128 x=f8 y=bf16 bias=1", /* each multiprocessor has a tile of its own */
-    "m=2 n=17408 k=4352 w=f8_128 x=f8 y=bf16",
+    "m=2 n=17100 k=4224 w=f8_128 x=f8 y=bf16",
     "m=9 n=16001 n1=1200 n2=31 k=384 w=f8_128 w1=f8_128 w2=f8_128 x=f8 y=f16 bias=5 "
     "y_stride=17240 w_stride=4",
     "m=16 n=33792 k=256 w=f8_128 x=f8 y=f32 bias=1 x_stride=272", /* its most rows */
-    "m=17 n=17161 n1=300 k=1280 w=f8_128 w1=f8_128 x=f8 y=bf16 bias=2",
+    "m=17 n=17161 n1=300 k=768 w=f8_128 w1=f8_128 x=f8 y=bf16 bias=2",
     "m=33 n=33801 k=128 w=f8_128 x=f8 y=bf16 bias=1", /* and more than those */
-    "m=34 n=17050 k=1024 w=f8_128 x=f8 y=bf16 w_stride=12",
+    "m=34 n=17050 k=768 w=f8_128 x=f8 y=bf16 w_stride=8",
     "m=1 n=1 k=64 w=bf16 x=bf16 y=bf16 bias=1", /* all rows at once: one over and under tiles and rounds */
     "m=7 n=265 n1=9 n2=131 k=128 w=bf16 w1=bf16 w2=bf16 x=bf16 y=f32 bias=5 y_stride=408",
     "m=8 n=4300 k=704 w=f16 x=f16 y=f16 x_stride=712 w_stride=720",
