@@ -28,7 +28,7 @@ template <typename R> struct ring_shared {
 
 /* Heads up to 64 take two units at a time. More than two slots a warp only wait for memory. */
 template <int HEAD> struct ring_decode : ring_of<HEAD, HEAD <= 64 ? 2 : 1, 8192> {
-    typedef ring_of<HEAD, HEAD <= 64 ? 2 : 1, 8192> ring;
+    typedef ring_decode ring;
     enum { PARTIAL = DECODE_GROUP * ring::O_PITCH * 4 }; /* bytes of a part of a partial result */
     enum { PARTIALS = DECODE_WARPS * ring::PARTS * PARTIAL, SHARED = ring::BYTES + 2 * PARTIALS };
 };
@@ -55,8 +55,7 @@ SOP_DEV bool ring_same(const ring_words &x, const ring_words &y)
 {
     return x.live == y.live && x.q0 == y.q0 && x.q1 == y.q1 && x.keys == y.keys && x.end == y.end;
 }
-/* As decode_read() does, where each sequence has one query, its own; else not
- * sure. */
+/* As decode_read() does, where each sequence has one query, its own; else not sure. */
 SOP_DEV decode_query_of ring_query_of(const decode_args &p, const ring_words &x, bool &sure)
 {
     const int i = threadIdx.x;
@@ -85,9 +84,8 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
     const int n_heads = decode_heads(p);
     const uint32_t own_ring = ring_address(ring_memory) + warp * (SLOTS * ring::PIECE);
 
-    /* What is asked for, units ahead of those that are computed, across segments:
-   * of a batch of 16, lane 2 i + h has the page of half h of unit i; the next
-   * batch is looked up meanwhile. */
+    /* What is asked for, units ahead of those that are computed, across segments: of a batch of 16, lane
+     * 2 i + h has the page of half h of unit i; the next batch is looked up meanwhile. */
     decode_segment &ahead = sh.seg[0][warp], &seg = sh.seg[1][warp]; /* rarely read */
     int share = 0, &u1 = sh.u1[warp];
     bool more = false; /* a unit left for this CTA */
@@ -196,8 +194,7 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         ring_commit();
     };
 
-    /* The list is made while the kernel before ends, of words that it may yet
-   * change; and again, if it did. */
+    /* The list is made while the kernel before ends, of words that it may yet change; and again, if it did. */
     grid_go();
     bool sure = true, any = false;
     ring_words was = ring_read(p, p.seqs);
@@ -222,27 +219,18 @@ static __global__ __launch_bounds__(DECODE_WARPS * 32, 1) void sop_decode_ring_s
         const ring_words is = ring_read(p, was.live);
         const int tab_is = tab_at >= 0 ? ring_peek(p.a.table + tab_at) : 0;
         if (any && same) {
-            if (more)
-                fetch_q(); /* before keys and values, behind which it would have to wait
-                    */
+            if (more) fetch_q(); /* before keys and values, behind which it would have to wait */
             ask(ring_sub<0>(), 0);
             ask(ring_sub<1>(), ring::PIECE);
-            static_assert(SLOTS == 2, "as above");
+            static_assert(SLOTS == 2, "each slot is asked for");
         }
         if (!early) break;
         early = __syncthreads_and(same && ring_same(was, is) && tab_was == tab_is);
         if (early) break;
         ring_wait<0>();
     }
-    const int *seq_of = sh.seq_of, *lo_of = sh.lo_of, *hi_of = sh.hi_of;
-    /* queries that see nothing */
-    for (int i = blockIdx.x; i < p.tokens; i += gridDim.x) {
-        if (seq_of[i] < 0 || hi_of[i] > lo_of[i]) continue;
-        for (int e = tid; e < p.heads * HEAD; e += WARPS * 32)
-            ((QO *)p.a.o)[i * p.o_stride + e / HEAD * p.o_head + e % HEAD] = sop_from_float<QO>(0);
-        for (int h = tid; p.a.lse && h < p.heads; h += WARPS * 32)
-            p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
-    }
+    const int *lo_of = sh.lo_of, *hi_of = sh.hi_of;
+    decode_unseeing<QO, HEAD>(p, sh);
     if (!any) return;
 
     int slot = 0, turn = 0; /* turn: of two places for the partial results of a segment */

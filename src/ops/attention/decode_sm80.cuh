@@ -673,6 +673,21 @@ SOP_DEV void decode_finish(const decode_args &p, const decode_end &end, int toke
         p.a.lse[(int64_t)token * p.heads + end.head] = (base + log2f(den)) * 0.693147181f;
 }
 
+/* Queries that see nothing: their results. */
+template <typename QO, int HEAD, typename Shared>
+SOP_DEV void decode_unseeing(const decode_args &p, const Shared &sh)
+{
+    enum { THREADS = DECODE_WARPS * 32 };
+    const int tid = threadIdx.x;
+    for (int i = blockIdx.x; i < p.tokens; i += gridDim.x) {
+        if (sh.seq_of[i] < 0 || sh.hi_of[i] > sh.lo_of[i]) continue;
+        for (int e = tid; e < p.heads * HEAD; e += THREADS)
+            ((QO *)p.a.o)[i * p.o_stride + e / HEAD * p.o_head + e % HEAD] = sop_from_float<QO>(0);
+        for (int h = tid; p.a.lse && h < p.heads; h += THREADS)
+            p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
+    }
+}
+
 /* ---- the work ---- */
 
 /* What follows the list, for a block of DECODE_WARPS. C: an element of the cache, T or a code, beside which T
@@ -702,14 +717,7 @@ SOP_DEV void decode_body(const decode_args &p, decode_shared<HEAD> &sh)
     auto &sm_m = sh.m;
     auto &sm_l = sh.l;
     auto &sm_o = sh.o;
-    /* queries that see nothing */
-    for (int i = blockIdx.x; i < p.tokens; i += gridDim.x) {
-        if (seq_of[i] < 0 || hi_of[i] > lo_of[i]) continue;
-        for (int e = tid; e < p.heads * HEAD; e += WARPS * 32)
-            ((QO *)p.a.o)[i * p.o_stride + e / HEAD * p.o_head + e % HEAD] = sop_from_float<QO>(0);
-        for (int h = tid; p.a.lse && h < p.heads; h += WARPS * 32)
-            p.a.lse[(int64_t)i * p.heads + h] = p.a.sinks ? p.a.sinks[h] : -INFINITY;
-    }
+    decode_unseeing<QO, HEAD>(p, sh);
     if (u0 >= u1) return;
 
     /* the loads run two steps ahead of the arithmetic, across segments: page, then K and V */

@@ -18,11 +18,7 @@ template <int OF_HEAD, int OF_BLOCKS, int OF_BYTES> struct ring_of {
     enum { PARTS = HEAD > 128 ? 2 : 1, WIDTH = HEAD / PARTS, CHUNKS = WIDTH / 8 };
     enum { TURNED = WIDTH % 64 == 0 }; /* chunk c of row r is at c ^ r % 8 */
     enum { PITCH = 2 * WIDTH + (TURNED ? 0 : 16), PIECE = ROWS * PITCH };
-    enum {
-        EACH = 2 * PARTS,
-        FIT = OF_BYTES / PIECE,
-        SLOTS = FIT < 6 ? FIT : 6
-    }; /* of a unit; of a warp */
+    enum { EACH = 2 * PARTS, SLOTS = OF_BYTES / PIECE }; /* of a unit; of a warp */
     enum { BYTES = DECODE_WARPS * SLOTS * PIECE };
     enum { O_PITCH = WIDTH + (TURNED ? 0 : 4) }; /* floats of a head of a partial result */
 };
